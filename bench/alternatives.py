@@ -1,9 +1,12 @@
-"""Hand-written pieces against the library that could replace each: `python -m bench.alternatives`.
+"""Hand-written pieces against what could replace each: `python -m bench.alternatives`.
 
 Both sides of a row do the same work in this process, in turns. The table has the medians of the
 rounds, and the median of the ratios of two rounds in a row, which other programs disturb least.
-The docstrings of the pieces quote the ratios. A row whose library is not installed (the extra
-`dev` has all of them) is left out.
+The docstrings of the pieces quote the ratios. The other side is a library, or a more general piece
+of our own. A row whose library is not installed (the extra `dev` has all of them) is left out.
+
+A second table has the time to import libraries that a start-up does without; of those, `dev` has
+only the dependencies.
 """
 
 from __future__ import annotations
@@ -12,17 +15,23 @@ import asyncio
 import importlib.util
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import uvloop
+from tests.support.memory_transport import BYTE_RELAYS, MemoryTransport, StartRelay
 from websockets.protocol import SERVER, Protocol
 
 from exec_server.host.threads import ThreadPool
+from exec_server.hosting.relay_link import LinkEnd, RelayLink
 from exec_server.net import http_client
 from exec_server.net.websocket.frames import FrameReader, Opcode, masked_frame, text_frame
+from exec_server.net.websocket.socket import Cause, FramedSocket, SocketEnd
 from exec_server.protocol import decoding
 from exec_server.relay import frames as relay_frames
 
@@ -39,6 +48,8 @@ REQUEST = json.dumps(
 ).encode()
 RESPONSE = b'{"id":17,"result":{"status":"accepted"}}'
 KIB = 1024
+# The relay frames of one read: one on a quiet link, and as many as a busy one brings at once.
+LINK_FRAMES = (1, 16)
 
 Side = Callable[[int], Awaitable[None]]  # does its work so many times
 
@@ -166,6 +177,75 @@ def _protobuf_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("bench.Frame"))
 
 
+def link_rows() -> Iterator[Row]:
+    """A read with relay frames of 1 KiB, delivered to an end that counts them."""
+    for frames in LINK_FRAMES:
+        data = masked_frame(Opcode.BINARY, bytes(KIB), b"mask") * frames
+        transports = [MemoryTransport(asyncio.Protocol(), is_tls=True) for _ in range(2)]
+        ends = _LinkEnd(), _LinkEnd()
+        link = RelayLink(transports[0], "token")
+        link.start(cast(LinkEnd, ends[0]), b"", KIB)
+        end = cast(SocketEnd, ends[1])
+        framed = FramedSocket(end, transports[1], -1, FrameReader(), lambda *_: b"")
+        framed.change(Cause.UPGRADED)
+
+        def receive(data: bytes = data, link: RelayLink = link) -> None:
+            link.get_buffer(-1)[: len(data)] = data
+            link.buffer_updated(len(data))
+
+        ours = _counted(receive, ends[0], frames)
+        theirs = _counted(partial(framed.feed, data), ends[1], frames)
+        yield Row(f"link, {frames} x 1 KiB", "FramedSocket", ours, theirs)
+
+
+def _counted(receive: Callable[[], None], end: _LinkEnd, frames: int) -> Side:
+    """Waits for all frames of a read: some may have to wait for the event loop."""
+
+    async def run(count: int) -> None:
+        for _ in range(count):
+            expected = end.count + frames
+            receive()
+            while end.count < expected:
+                await asyncio.sleep(0)
+
+    return run
+
+
+class _LinkEnd:
+    """Counts the messages of a RelayLink or FramedSocket."""
+
+    count = 0
+
+    def frame_received(self, frame: bytes) -> None:
+        self.count += 1
+
+    event_received = frame_received
+
+    def bytes_read(self, count: int, messages: int, frames: int) -> None:
+        pass
+
+
+async def forward_rows() -> list[Row]:
+    """1 KiB from one end of a relay of bytes to the other."""
+    forwarded, carried = [await _forwarding(start) for start in BYTE_RELAYS.values()]
+    return [Row("forward, 1 KiB", "carry", forwarded, carried)]
+
+
+async def _forwarding(start: StartRelay) -> Side:
+    loop = asyncio.get_running_loop()
+    source, target = await start()
+    piece = bytes(KIB)
+
+    async def run(count: int) -> None:
+        for _ in range(count):
+            await loop.sock_sendall(source, piece)
+            received = 0
+            while received < KIB:
+                received += len(await loop.sock_recv(target, KIB - received))
+
+    return run
+
+
 def json_rows() -> Iterator[Row]:
     """A request decoded, duplicate members refused."""
 
@@ -212,6 +292,40 @@ class _HttpServer(asyncio.Protocol):
         self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
 
 
+# ---- imports --------------------------------------------------------------------------
+
+# The modules, with those of the standard library or of our own that do their work.
+IMPORTS = {
+    "h11": "exec_server.net.http1",
+    "ada_url": "exec_server.protocol.urls",
+    "aiohappyeyeballs": "asyncio",
+    "typer": "argparse",
+    "tqdm": "time",
+    "rich.progress": "time",
+    "prometheus_client": "bisect",
+    "sqlalchemy": "sqlite3",
+}
+IMPORT_ROUNDS = 7
+
+
+def import_seconds(module: str) -> float:
+    """The median time that a fresh interpreter with asyncio takes to import a module."""
+    code = (
+        "import asyncio, time; start = time.perf_counter(); "
+        f"import {module}; print(time.perf_counter() - start)"
+    )
+    run = partial(subprocess.run, [sys.executable, "-c", code], check=True, capture_output=True)
+    return statistics.median(float(run().stdout) for _ in range(IMPORT_ROUNDS))
+
+
+def print_imports() -> None:
+    print(f"\n{'import':20} {'library':>9} {'instead':>9}")
+    for library, instead in IMPORTS.items():
+        if importlib.util.find_spec(library.partition(".")[0]) is not None:
+            theirs, ours = import_seconds(library) * 1e3, import_seconds(instead) * 1e3
+            print(f"{library:20} {theirs:6.1f} ms {ours:6.1f} ms {instead}")
+
+
 # ---- measuring ------------------------------------------------------------------------
 
 
@@ -245,7 +359,8 @@ async def main() -> None:
     print(f"{'piece':24} {'ours':>10} {'library':>10} {'ratio':>7}")
     server = await asyncio.get_running_loop().create_server(_HttpServer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    rows = [*websocket_rows(), *thread_rows(), *relay_rows(), *json_rows(), *http_rows(url)]
+    rows = [*websocket_rows(), *thread_rows(), *relay_rows(), *link_rows()]
+    rows += [*await forward_rows(), *json_rows(), *http_rows(url)]
     for row in rows:
         ours, theirs, ratio = await measure(row)
         print(
@@ -255,3 +370,4 @@ async def main() -> None:
 
 if __name__ == "__main__":
     uvloop.run(main())
+    print_imports()

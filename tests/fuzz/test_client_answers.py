@@ -19,8 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.client import DEFAULT_TIMEOUT, scaled
 from tests.support.examples import examples
-from tests.support.memory_environment import OURS
-from tests.support.memory_session import MemoryStream, Message
+from tests.support.memory_session import OURS, MemoryStream, Message
 
 from exec_server.client.environment import Environment
 from exec_server.errors import ConnectFailed, ExecServerError

@@ -23,9 +23,9 @@ _COMMANDS = [
 _NOT_EMPTY = {MACOS: 66, WINDOWS: 41}
 
 
-def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _run(part: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", "-m", f"tests.support.{module}", *arguments],
+        [sys.executable, "-W", "error", "-m", "tests.support.elsewhere", part, *arguments],
         cwd=_ROOT,
         env=server_environment("ours"),
         capture_output=True,
@@ -49,14 +49,14 @@ def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_module_can_be_imported(
     system: str, packages: list[str], exceptions: list[str]
 ) -> None:
-    ended = _run("import_elsewhere", system, *(f"exec_server.{name}" for name in packages))
+    ended = _run("imports", system, *(f"exec_server.{name}" for name in packages))
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == [f"exec_server.{name}" for name in exceptions]
 
 
 @pytest.mark.parametrize("system", [MACOS, WINDOWS])
 def test_the_client_needs_no_linux(system: str, server: Server, tmp_path: Path) -> None:
-    ended = _run("drive_client", system, server.url, str(tmp_path))
+    ended = _run("client", system, server.url, str(tmp_path))
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == [
         f"loop {_LOOPS[system]}",
@@ -101,7 +101,7 @@ def test_the_commands_need_no_linux(server: Server, tmp_path: Path) -> None:
         (["info", server.url], None),
     ]
     for words, output in commands:
-        ended = _run("command_elsewhere", MACOS, *words)
+        ended = _run("command", MACOS, *words)
         assert (ended.stderr, ended.returncode) == ("", 0), words
         assert output is None or ended.stdout == output
 
@@ -110,12 +110,12 @@ def test_the_commands_need_no_linux(server: Server, tmp_path: Path) -> None:
     "words", [[], ["serve"], ["--listen", "stdio"], ["--remote", "https://example"], ["sandbox"]]
 )
 def test_the_server_says_that_it_needs_linux(words: list[str]) -> None:
-    ended = _run("command_elsewhere", MACOS, *words)
+    ended = _run("command", MACOS, *words)
     assert (ended.stdout, ended.stderr) == ("", f"Error: {SERVER_NEEDS_LINUX}\n")
     assert ended.returncode == 1
 
 
 def test_the_commands_say_that_they_need_posix() -> None:
-    ended = _run("command_elsewhere", WINDOWS, "exec", "ws://127.0.0.1:1", "--", "true")
+    ended = _run("command", WINDOWS, "exec", "ws://127.0.0.1:1", "--", "true")
     assert (ended.stdout, ended.stderr) == ("", f"Error: {COMMANDS_NEED_POSIX}\n")
     assert ended.returncode == 1

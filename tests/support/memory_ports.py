@@ -11,7 +11,7 @@ from unittest import mock
 from exec_server.client import port_forwarding as module
 from exec_server.client.port_forwarding import PortForward, ReversePort
 from exec_server.net.port_stream import PortStream
-from tests.support.memory_environment import OURS, Scene, in_environment, turns
+from tests.support.memory_session import OURS, Scene, in_environment, turns
 
 
 class MemorySocket:

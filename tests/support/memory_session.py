@@ -1,13 +1,18 @@
-"""In-memory links for tests of ClientSession: a server that is the test, and scenes with it."""
+"""In-memory links for ClientSession and Environment: the server is the test; scenes with it."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
+import msgspec
+
 from exec_server.client.engine.session import ClientSession
+from exec_server.client.environment import Environment
+from exec_server.client.process import Process
 from exec_server.errors import SessionLost
 from exec_server.net.stream import ReceiverFactory
 from exec_server.protocol.decoding import Call, Notice, Params, Result
@@ -170,7 +175,7 @@ class Listener:
         self.ended.set_result(error)
 
 
-Scene = Callable[[ClientSession, MemoryDialer, MemoryStream], Awaitable[None]]
+SessionScene = Callable[[ClientSession, MemoryDialer, MemoryStream], Awaitable[None]]
 
 
 def play(scene: Coroutine[Any, Any, None]) -> None:
@@ -184,7 +189,7 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
     asyncio.run(run())
 
 
-def in_session(scene: Scene) -> Callable[[], None]:
+def in_session(scene: SessionScene) -> Callable[[], None]:
     """A test that begins with a session on its first link."""
 
     def test() -> None:
@@ -212,3 +217,111 @@ async def outcome(waiting: Awaitable[Any]) -> Any:
 
 def measure(session: ClientSession, name: str, *, is_retryable: bool = False) -> Any:
     return outcome(session.call(MEASURE, Name(name), is_retryable=is_retryable))
+
+
+OURS = {
+    "sessionId": SESSION,
+    "environmentInfo": {
+        "shell": {"name": "sh", "path": "/bin/sh"},
+        "cwd": "file:///home",
+        "capabilities": {
+            "processCloseStdin": True,
+            "processReadLoss": True,
+            "processSignals": True,
+            "processTerminateExited": True,
+        },
+    },
+}
+
+
+# A server that can pause the output of one process.
+PAUSING = msgspec.json.decode(msgspec.json.encode(OURS))
+PAUSING["environmentInfo"]["capabilities"]["processFlowControl"] = True
+
+
+class Scene:
+    """An environment, the link that it has now, and the process `p` that it starts."""
+
+    def __init__(self, env: Environment, dialer: MemoryDialer, stream: MemoryStream) -> None:
+        self.env = env
+        self.dialer = dialer
+        self.stream = stream
+        self.process_id = ""
+
+    async def started(self, **options: Any) -> Process:
+        """A process whose start the server has answered."""
+        process = self.env.start(["p"], **options)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(process.__aenter__())
+            request = await self.stream.next("process/start")
+            self.process_id = request["params"]["processId"]
+            self.accept(request)
+        return process
+
+    def accept(self, request: Message) -> None:
+        answer = {"processId": request["params"]["processId"], "sandboxType": "none"}
+        self.stream.answer(request, answer)
+
+    def say(self, method: str, seq: int, **params: Any) -> None:
+        said = {"processId": self.process_id, "seq": seq, **params}
+        self.stream.say({"method": f"process/{method}", "params": said})
+
+    def output(self, seq: int, data: bytes = b"x") -> None:
+        self.say("output", seq, stream="stdout", chunk=base64.b64encode(data).decode())
+
+    def exited(self, seq: int, code: int = 0) -> None:
+        self.say("exited", seq, exitCode=code, sandboxDenied=False)
+
+    async def reconnected(self) -> None:
+        self.stream.lose()
+        self.stream = await self.dialer.stream()
+        await self.stream.past_handshake()
+
+    async def answer_read(self, *chunks: tuple[int, bytes], **others: Any) -> Message:
+        """Answer a process/read; returns its params."""
+        request = await self.stream.next("process/read")
+        last = chunks[-1][0] if chunks else 0
+        answer = {
+            "chunks": [
+                {"seq": seq, "stream": "stdout", "chunk": base64.b64encode(data).decode()}
+                for seq, data in chunks
+            ],
+            "nextSeq": last + 1,
+            "exited": False,
+            "exitCode": None,
+            "closed": False,
+            "failure": None,
+            "sandboxDenied": False,
+        }
+        self.stream.answer(request, answer | others)
+        params: Message = request["params"]
+        return params
+
+
+def in_environment(
+    scene: Callable[[Scene], Awaitable[None]], greeting: Message = OURS
+) -> Callable[[], None]:
+    """A test that begins with an environment; processes that still run at its end are killed."""
+
+    def test() -> None:
+        async def run() -> None:
+            dialer = MemoryDialer()
+            dialer.greet = lambda stream, request: stream.answer(request, greeting)
+            async with Environment(dialer) as env:
+                stream = await dialer.stream()
+                await stream.past_handshake()
+                played = Scene(env, dialer, stream)
+                await scene(played)
+                # The scene does not answer the kills of the end.
+                env._processes._processes.clear()
+            assert dialer.closed
+
+        play(run())
+
+    test.__doc__ = scene.__doc__
+    return test
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)

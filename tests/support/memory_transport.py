@@ -1,13 +1,20 @@
-"""Asyncio transports in memory: one whose peer is the test, and connected pairs of streams."""
+"""Asyncio transports in memory: one whose peer is the test, and connected pairs of streams.
+
+Also both relays of bytes between two sockets, which a test and a benchmark compare.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import struct
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from exec_server.proxy.stream import TransportStream
+from exec_server.hosting.http_messages import ServiceRequest
+from exec_server.hosting.rendezvous import Forwarder
+from exec_server.protocol.urls import parse_url
+from exec_server.proxy.stream import TransportStream, carry
 
 
 class _Socket:
@@ -183,3 +190,60 @@ def stream_pair() -> tuple[TransportStream, TransportStream]:
             TransportStream(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
         )
     return streams[0], streams[1]
+
+
+# Starts a relay in the running loop, and returns the sockets at its two ends.
+StartRelay = Callable[[], Awaitable[tuple[socket.socket, socket.socket]]]
+_HEAD = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
+_carrying: set[asyncio.Task[None]] = set()
+
+
+def _small_buffers(sock: socket.socket) -> socket.socket:
+    _set_buffers(sock)
+    sock.setblocking(False)
+    return sock
+
+
+def _set_buffers(sock: socket.socket) -> None:
+    """Make them small: the kernel would take megabytes before a relay has to wait."""
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, 65_536)
+
+
+async def start_forwarder() -> tuple[socket.socket, socket.socket]:
+    """A Forwarder of the registry between a client and a holder."""
+    loop = asyncio.get_running_loop()
+    client, inner = map(_small_buffers, socket.socketpair())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        forwarder = Forwarder(set())
+        url = parse_url(f"http://127.0.0.1:{listener.getsockname()[1]}", frozenset({"http"}))
+        await forwarder.connect(url, {}, 10)
+        outer = cast(asyncio.Transport, forwarder._holder.transport).get_extra_info("socket")
+        _set_buffers(outer)
+        holder = _small_buffers((await loop.sock_accept(listener))[0])
+    transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, inner)
+    forwarder.open(transport, ServiceRequest("GET", "/", "", {}, head=_HEAD), b"")
+    await _skip_head(holder)
+    return client, holder
+
+
+async def start_carry() -> tuple[socket.socket, socket.socket]:
+    """The tunnel of the network proxy, over the same kind of transports."""
+    client, inner = map(_small_buffers, socket.socketpair())
+    outer, holder = map(_small_buffers, socket.socketpair())
+    streams = [TransportStream(*await asyncio.open_connection(sock=one)) for one in (inner, outer)]
+    task = asyncio.get_running_loop().create_task(carry(streams[0], streams[1], _HEAD))
+    _carrying.add(task)
+    task.add_done_callback(_carrying.discard)
+    await _skip_head(holder)
+    return client, holder
+
+
+async def _skip_head(holder: socket.socket) -> None:
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += await asyncio.get_running_loop().sock_recv(holder, 1)
+
+
+BYTE_RELAYS: dict[str, StartRelay] = {"forwarder": start_forwarder, "carry": start_carry}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Sequence
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -21,11 +20,10 @@ from exec_server.adapters.target import (
     configured_files,
     framework_missing,
     make_environment,
-    token_of_variable,
+    take_options,
     unreachable_as,
 )
 from exec_server.client.arguments import AnySandbox
-from exec_server.client.connect import ConnectOptions
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import NotAllCopied, Timeout
 from exec_server.client.files import Files
@@ -56,36 +54,22 @@ class ExecServerEnvironment(BaseEnvironment):
         self,
         *arguments: Any,
         target: str | None = None,
-        registry: str | None = None,
         environment_id_at_registry: str | None = None,
-        executor_key: str | None = None,
-        account_id: str | None = None,
-        token_env: str | None = None,
-        ca_file: str | None = None,
-        pin: str | Sequence[str] | None = None,
-        allow_insecure_token: bool = False,
         sandbox: AnySandbox | None = None,
         workdir: str | None = None,
         **options: Any,
     ) -> None:
         """`workdir` is the directory of commands without one; `token_env` names a variable.
 
-        The token is not an argument, because Harbor stores the arguments.
+        `options` are those of Harbor and the MachineOptions of `connect`. The token is not an
+        argument, because Harbor stores the arguments.
         """
         self._target = target
         self._sandbox = sandbox
         self._workdir = workdir
-        self._connecting: ConnectOptions = {
-            "token": token_of_variable(token_env),
-            "registry": registry,
-            "environment_id": environment_id_at_registry,
-            "executor_key": executor_key,
-            "account_id": account_id,
-            "ca_file": ca_file,
-            "pin": pin,
-            "allow_insecure_token": allow_insecure_token,
-            "reconnect": True,
-        }
+        self._connecting = take_options(options)
+        if environment_id_at_registry is not None:
+            self._connecting["environment_id"] = environment_id_at_registry
         self._environment: Environment | None = None
         self._server_user = ServerUser()
         known = signature(BaseEnvironment.__init__).parameters

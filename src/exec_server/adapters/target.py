@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from exec_server import sync
 from exec_server.client.arguments import AnySandbox
 from exec_server.client.commands import SystemCommands
-from exec_server.client.connect import ConnectOptions, connect
+from exec_server.client.connect import ConnectOptions, MachineOptions, connect
 from exec_server.client.environment import Environment
 from exec_server.client.files import Files
 from exec_server.errors import (
@@ -30,23 +30,27 @@ AnyFiles = TypeVar("AnyFiles", Files, sync_files.Files)
 # The errors of a machine that is out of reach, that frameworks map to their own exception. They
 # are raised in time: a lost session is given up after RECOVERY_SECONDS of the client.
 UNREACHABLE: Final = (ConnectFailed, ConnectionLost, ProcessLost, RegistryError, SessionLost)
+# The options of `connect` that are parts of a TARGET argument.
+_OPTIONS_OF_TARGET: Final = frozenset({"registry", "environment_id"})
 # The options of `connect` that say nothing about the machine.
 _OPTIONS_OF_ALL: Final = frozenset({"client_name", "reconnect"})
 
 
 def stored_options(machine: StoredMachine) -> ConnectOptions:
     """The options of a stored machine; raises ValueError if its token is in no variable."""
-    return {
-        "token": token_of_variable(machine.token_env),
-        "registry": machine.registry,
-        "environment_id": machine.environment_id,
-        "executor_key": machine.executor_key,
-        "account_id": machine.account_id,
-        "ca_file": machine.ca_file,
-        "pin": machine.pin,
-        "allow_insecure_token": machine.allow_insecure_token,
-        "reconnect": True,
-    }
+    return take_options({**vars(machine)})
+
+
+def take_options(values: MutableMapping[str, Any]) -> ConnectOptions:
+    """Remove the MachineOptions and `token_env` from `values`, and return them as options.
+
+    Raises ValueError if the variable that `token_env` names is not set.
+    """
+    token = token_of_variable(values.pop("token_env", None))
+    names = [name for name in MachineOptions.__annotations__ if name in values]
+    options: ConnectOptions = {"token": token, "reconnect": True}
+    options.update({name: values.pop(name) for name in names})  # type: ignore[typeddict-item]
+    return options
 
 
 def exec_words(machine: StoredMachine, user: str | None) -> list[str]:
@@ -59,18 +63,13 @@ def exec_words(machine: StoredMachine, user: str | None) -> list[str]:
         target = f"relay:{machine.registry.rstrip('/')}/{machine.environment_id}"
     if target is None or machine.account_id is not None:
         raise NotImplementedError("only a machine with a target or a registry can be connected to")
-    values = {
-        "--user": user,
-        "--token-env": machine.token_env,
-        "--ca-file": machine.ca_file,
-        "--executor-key": machine.executor_key,
-    }
-    options = [word for name, value in values.items() if value for word in (name, value)]
-    pins = (machine.pin,) if isinstance(machine.pin, str) else machine.pin or ()
-    options += [word for pin in pins for word in ("--pin", pin)]
-    if machine.allow_insecure_token:
-        options.append("--allow-insecure-token")
-    return ["exec-server", "exec", "-t", *options, target, "--"]
+    words = [] if user is None else ["--user", user]
+    for name in ("token_env", *MachineOptions.__annotations__):
+        value = None if name in _OPTIONS_OF_TARGET else getattr(machine, name)
+        values = value if isinstance(value, tuple) else (value,)
+        flag = f"--{name.replace('_', '-')}"
+        words += [word for each in values if each for word in (flag, each) if word is not True]
+    return ["exec-server", "exec", "-t", *words, target, "--"]
 
 
 @contextmanager

@@ -517,14 +517,14 @@ def _split(path: str) -> tuple[str, str]:
 def matching(remote: RemotePath, entries: list[Entry]) -> list[str]:
     """The entries of the directory of a word that continue it, as words."""
     directory, beginning = _split(remote.path or "")
-    found = [
+    matches = [
         f"{remote.target}:{directory}{entry.name}{'/' if entry.is_directory else ''}"
         for entry in entries
         if entry.name.startswith(beginning)
         and (beginning or not entry.name.startswith("."))
         and entry.name.isprintable()
     ]
-    return sorted(found)[:MAX_PATHS]
+    return sorted(matches)[:MAX_PATHS]
 
 
 _NAME_DESCRIPTION: Final = """\

@@ -15,7 +15,8 @@ from exec_server.cli.errors import CommandError, LostConnection, UsageError
 from exec_server.cli.login import find_login
 from exec_server.cli.streams import print_error, print_log_records, print_notice
 from exec_server.cli.targets import AccessOptions, Target, find_target
-from exec_server.client.engine.dialers import WebSocketDialer, is_exposed_url
+from exec_server.client import connect
+from exec_server.client.engine.dialers import is_exposed_url
 from exec_server.client.engine.session import Dialer
 from exec_server.client.environment import Environment
 from exec_server.errors import (
@@ -31,7 +32,6 @@ from exec_server.errors import (
     printable,
 )
 from exec_server.host import event_loop
-from exec_server.net.client_tls import client_context
 from exec_server.protocol.decoding import Notice
 
 if TYPE_CHECKING:
@@ -196,55 +196,38 @@ def make_dialer(
     on_stderr: Callable[[str], None],
     on_status: Callable[[str], None] = print_notice,
 ) -> Dialer:
-    """The dialer of a target; `on_stderr` gets each line of a stdio target. Raises UsageError."""
+    """The dialer of a target; `on_stderr` gets each line of a stdio target. Raises UsageError.
+
+    Token and certificates for a registry may be those of a login.
+    """
     if target.argv is not None:
         from exec_server.client.engine.stdio import StdioDialer
 
         return StdioDialer(target.argv, on_stderr=on_stderr)
-    if target.registry is not None:
-        return _relay_dialer(target, on_status)
-    access = target.access
-    token = access.read_token()
-    tls = client_context(access.ca_file, access.pins)
-    assert target.url is not None
-    if token is not None and access.allow_insecure_token and is_exposed_url(target.url):
-        print_error(f"Warning: {target.label}: the token is sent without encryption")
-    return WebSocketDialer(
-        target.url, token=token, tls=tls, allow_insecure_token=access.allow_insecure_token
-    )
-
-
-def _relay_dialer(target: Target, on_status: Callable[[str], None]) -> Dialer:
-    """The dialer of an environment; token and certificates may be those of a login."""
-    assert target.registry is not None
-    assert target.environment_id is not None
-    access = target.access
-    token, ca_file, pins = access.read_token(), access.ca_file, access.pins
-    login = None if token is not None else find_login(target.registry)
-    if login is not None:
-        token = login.read_token("client")
-        if ca_file is None and not pins:
-            ca_file, pins = login.ca_file, login.pins
-    if token is None:
+    options: Any = target.access.connect_options()
+    if target.registry is None:
+        assert target.url is not None
+        is_risky = options["token"] is not None and options["allow_insecure_token"]
+        if is_risky and is_exposed_url(target.url):
+            print_error(f"Warning: {target.label}: the token is sent without encryption")
+        return connect.make_dialer(target.url, options)
+    options |= {"registry": target.registry, "environment_id": target.environment_id}
+    if options["token"] is None and (login := find_login(target.registry)) is not None:
+        options["token"] = login.read_token("client")
+        if options["ca_file"] is None and not options["pin"]:
+            options |= {"ca_file": login.ca_file, "pin": login.pins}
+    if options["token"] is None:
         raise UsageError(
             f"{target.label}: the registry requires a token: run `exec-server login "
             f"{target.registry}`, or use --token-file, --token-env, or token_file in targets.toml"
         )
-    from exec_server.client.engine.relay import FIRST_SECONDS, RelayDialer  # slow to import
+    from exec_server.client.engine.relay import FIRST_SECONDS  # slow to import
 
     def on_retry(error: RegistryUnavailable) -> None:
         text = f"{target.label}: {_registry_text(error)}"
         on_status(f"{text}; trying again for up to {FIRST_SECONDS:g} s")
 
-    return RelayDialer(
-        target.registry,
-        target.environment_id,
-        token=token,
-        executor_key_fingerprint=access.executor_key,
-        tls=client_context(ca_file, pins),
-        allow_insecure_token=access.allow_insecure_token,
-        on_retry=on_retry,
-    )
+    return connect.make_dialer(None, options, on_retry=on_retry)
 
 
 def error_text(error: Exception, path: str = "") -> str:
@@ -301,7 +284,7 @@ def _hint(error: ConnectFailed, target: Target) -> str:
 
 
 def _certificate_hint(text: str, target: Target) -> str:
-    if target.access.pins:
+    if target.access.pin:
         return "\nIf the certificate was replaced, pass its new fingerprint with --pin."
     if "mismatch" in text:
         return "\nUse a name of the certificate in the URL, or pin the certificate with --pin."

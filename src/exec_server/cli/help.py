@@ -86,17 +86,17 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.words:
         print_text(overview_text())
         return 0
-    name, *rest = arguments.words
+    name, *words = arguments.words
     if name not in COMMANDS:
         raise UsageError(unknown_command(name))
     parser = COMMANDS[name].build_parser()
     if isinstance(parser, CommandParser) and parser.verbs:
-        if rest and " ".join(rest) not in parser.verbs:
-            raise UsageError(f"`exec-server {name}` has no command `{' '.join(rest)}`")
-        parser.parse_words([*rest, "--help"])
-    if rest and COMMANDS[name].is_client:  # the others get the words of `COMMAND ... --help` too
-        raise UsageError(f"`exec-server {name}` has no command `{rest[0]}`")
-    parser.parse_args([*rest, "--help"])
+        if words and " ".join(words) not in parser.verbs:
+            raise UsageError(f"`exec-server {name}` has no command `{' '.join(words)}`")
+        parser.parse_words([*words, "--help"])
+    if words and COMMANDS[name].is_client:  # the others get the words of `COMMAND ... --help` too
+        raise UsageError(f"`exec-server {name}` has no command `{words[0]}`")
+    parser.parse_args([*words, "--help"])
     return 0
 
 
@@ -150,22 +150,22 @@ def _referenced_commit(directory: Path, name: str) -> str:
 
 def pages() -> dict[str, str]:
     """The text of each page by its file name."""
-    found = {"exec-server.1": _overview_page()}
+    texts = {"exec-server.1": _overview_page()}
     for command in COMMANDS.values():
         if command.is_visible:
-            found |= _command_pages(command)
-    return found
+            texts |= _command_pages(command)
+    return texts
 
 
 def _command_pages(command: CommandRow) -> dict[str, str]:
     parser = command.build_parser()
-    found = {_file_name(parser): _page(parser, command.summary)}
+    texts = {_file_name(parser): _page(parser, command.summary)}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             summaries = {each.dest: each.help or "" for each in action._choices_actions}
             for name, each in action.choices.items():
-                found[_file_name(each)] = _page(each, summaries[name])
-    return found
+                texts[_file_name(each)] = _page(each, summaries[name])
+    return texts
 
 
 def _file_name(parser: argparse.ArgumentParser) -> str:

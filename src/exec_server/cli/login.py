@@ -107,8 +107,8 @@ def _read_entry(entry: dict[str, object]) -> Login:
         raise TypeError
     if not (ca_file is None or isinstance(ca_file, str)):
         raise TypeError
-    kept: dict[Role, str | None] = {role: tokens[role] for role in ROLES if role in tokens}
-    return Login(url, kept, ca_file, tuple(map(str, pins)))
+    known: dict[Role, str | None] = {role: tokens[role] for role in ROLES if role in tokens}
+    return Login(url, known, ca_file, tuple(map(str, pins)))
 
 
 def find_login(url: str) -> Login | None:

@@ -84,8 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     async def work() -> int:
         async with open_environment(target) as environment:
-            found = command_sandbox(policy, arguments.cwd, environment.info)
-            sandbox, cwd = adapter.confined(environment, found, arguments.cwd)
+            command_policy = command_sandbox(policy, arguments.cwd, environment.info)
+            sandbox, cwd = adapter.confined(environment, command_policy, arguments.cwd)
             if arguments.cwd is not None:
                 await _check_directory(environment, cwd)
             async with CommandSessions(environment, sandbox) as sessions:
@@ -133,13 +133,13 @@ async def _serve_http(server: MCPServer, listener: socket.socket, token: str, la
     from exec_server.protocol.urls import bracketed
 
     host, port = listener.getsockname()[:2]
-    shown = bracketed(host)
+    address = bracketed(host)
     await serve_http(
         server,
         listener,
         host,
         token,
-        lambda: print_notice(f"serving {label} at http://{shown}:{port}/mcp"),
+        lambda: print_notice(f"serving {label} at http://{address}:{port}/mcp"),
     )
 
 

@@ -45,9 +45,9 @@ def print_text(text: str) -> None:
 
     Blocking. Raises CommandError, or BrokenPipeError if the reader has closed stdout.
     """
-    shown = printable(text, keep="\n") if os.isatty(1) else text
+    safe = printable(text, keep="\n") if os.isatty(1) else text
     with describe_stdout_errors():
-        write_all(1, shown.encode(errors="surrogateescape"))
+        write_all(1, safe.encode(errors="surrogateescape"))
 
 
 def json_text(value: object) -> str:

@@ -51,25 +51,52 @@ _UNIX_PATH: Final = r"(?s)(unix:.+):([/~].*)|(unix:.+):(.*)"
 _NAMED_PATH: Final = rf"(?s)(?!stdio:|unix:)({_NAME}):(.*)"
 _HOST_PORT: Final = r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]+"
 _RELAY: Final = r"(?s)(https?://.+)/([^/]+)"
+_PATH_KEYS: Final = ("token_file", "ca_file")
 _Parser = TypeVar("_Parser", bound=ArgumentParser)
-_KEYS: Final = frozenset(
-    {
-        *("url", "stdio", "registry", "environment_id"),
-        *("token", "token_file", "token_env", "executor_key", "ca_file"),
-        *("pin", "allow_insecure_token"),
-    }
-)
+
+# The flags of AccessOptions by the name of their field, with the arguments of `add_argument`. The
+# token itself has none: other users see the arguments of a process.
+ACCESS_FLAGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "token_file": {"metavar": "FILE", "help": "file with the token to send"},
+    "token_env": {"metavar": "NAME", "help": "environment variable with the token"},
+    "ca_file": {
+        "metavar": "FILE",
+        "help": "root certificates to trust, in PEM format (default: those of the system)",
+    },
+    "pin": {
+        "metavar": "SHA256",
+        "action": "append",
+        "default": [],
+        "help": "for wss and relay targets: accept exactly the certificate with this fingerprint, "
+        "whatever its issuer; may be repeated (`exec-server tls-init` prints it)",
+    },
+    "allow_insecure_token": {
+        "action": "store_true",
+        "help": "send the token also to ws:// targets on other machines, unencrypted (default: "
+        "refuse)",
+    },
+    "executor_key": {
+        "metavar": "SHA256",
+        "help": "for relay targets: the only executor key to accept, by its fingerprint "
+        "(default: the key that the registry names)",
+    },
+}
 
 
 class AccessOptions(NamedTuple):
-    """Credentials of the client and checks of the server; `token_*` name the token's source."""
+    """Credentials of the client and checks of the server; `token_*` name the token's source.
+
+    The other fields are options of `client.connect` by their names. They are written again because
+    `exec-server targets` and completion do without the client, which takes longer to import than
+    they take to run. A field needs a row of ACCESS_FLAGS, and is a key of targets.toml.
+    """
 
     token: str | None = None
     token_file: str | None = None
     token_env: str | None = None
     executor_key: str | None = None
     ca_file: str | None = None
-    pins: tuple[str, ...] = ()
+    pin: tuple[str, ...] = ()
     allow_insecure_token: bool = False
 
     def __repr__(self) -> str:
@@ -89,6 +116,15 @@ class AccessOptions(NamedTuple):
         if self.token_file is not None:
             return _read_token_file(self.token_file)
         return self.token
+
+    def connect_options(self) -> dict[str, Any]:
+        """The ConnectOptions of the client, with the token that was read; raises UsageError."""
+        options = self._asdict()
+        del options["token_file"], options["token_env"]
+        return options | {"token": self.read_token()}
+
+
+_KEYS: Final = frozenset({"url", "stdio", "registry", "environment_id", *AccessOptions._fields})
 
 
 class Target(NamedTuple):
@@ -163,8 +199,8 @@ def _merged(stored: AccessOptions, flags: AccessOptions) -> AccessOptions:
     """
     if flags.has_token:
         stored = stored._replace(token=None, token_file=None, token_env=None)
-    if flags.ca_file is not None or flags.pins:
-        stored = stored._replace(ca_file=None, pins=())
+    if flags.ca_file is not None or flags.pin:
+        stored = stored._replace(ca_file=None, pin=())
     return stored._replace(**{name: value for name, value in flags._asdict().items() if value})
 
 
@@ -275,21 +311,17 @@ def _read_table(path: Path, name: str, table: object) -> Target:
     if str(table.get("url", "")).startswith("relay:"):
         table = _split_relay_url(where, table)
     _check_combination(where, table)
+    access = {key: table[key] for key in AccessOptions._fields if key in table}
+    access |= {key: _resolve_path(access[key], path) for key in _PATH_KEYS if key in access}
+    if "pin" in access:
+        access["pin"] = _parse_pins(where, access["pin"])
     return Target(
         label=name,
         url=table.get("url"),
         argv=_parse_stdio(where, table["stdio"]) if "stdio" in table else None,
         registry=table.get("registry"),
         environment_id=table.get("environment_id"),
-        access=AccessOptions(
-            token=table.get("token"),
-            token_file=_resolve_path(table.get("token_file"), path),
-            token_env=table.get("token_env"),
-            executor_key=table.get("executor_key"),
-            ca_file=_resolve_path(table.get("ca_file"), path),
-            pins=_parse_pins(where, table.get("pin", [])),
-            allow_insecure_token=table.get("allow_insecure_token", False),
-        ),
+        access=AccessOptions(**access),
     )
 
 
@@ -345,9 +377,9 @@ def _parse_pins(where: str, value: object) -> tuple[str, ...]:
     raise UsageError(f"{where}: `pin` must be a string or a list of strings")
 
 
-def _resolve_path(value: str | None, file: Path) -> str | None:
+def _resolve_path(value: str, file: Path) -> str:
     """Expand `~`, and make a path relative to the directory of targets.toml absolute."""
-    return None if value is None else str(file.parent / os.path.expanduser(value))
+    return str(file.parent / os.path.expanduser(value))
 
 
 def _read_token_file(path: str) -> str:
@@ -386,33 +418,8 @@ def with_access_flags(parser: _Parser) -> _Parser:
     group = parser.add_argument_group(
         "access", "For targets without a name; for named ones they override targets.toml."
     )
-    group.add_argument("--token-file", metavar="FILE", help="file with the token to send")
-    group.add_argument("--token-env", metavar="NAME", help="environment variable with the token")
-    group.add_argument(
-        "--ca-file",
-        metavar="FILE",
-        help="root certificates to trust, in PEM format (default: those of the system)",
-    )
-    group.add_argument(
-        "--pin",
-        metavar="SHA256",
-        action="append",
-        default=[],
-        help="for wss and relay targets: accept exactly the certificate with this fingerprint, "
-        "whatever its issuer; may be repeated (`exec-server tls-init` prints it)",
-    )
-    group.add_argument(
-        "--allow-insecure-token",
-        action="store_true",
-        help="send the token also to ws:// targets on other machines, unencrypted (default: "
-        "refuse)",
-    )
-    group.add_argument(
-        "--executor-key",
-        metavar="SHA256",
-        help="for relay targets: the only executor key to accept, by its fingerprint "
-        "(default: the key that the registry names)",
-    )
+    for name, keywords in ACCESS_FLAGS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", **keywords)
     return parser
 
 
@@ -437,14 +444,8 @@ def access_options(arguments: argparse.Namespace) -> AccessOptions:
         raise UsageError("--token-file and --token-env exclude each other")
     if arguments.ca_file is not None and arguments.pin:
         raise UsageError("--ca-file and --pin exclude each other")
-    return AccessOptions(
-        token_file=arguments.token_file,
-        token_env=arguments.token_env,
-        executor_key=arguments.executor_key,
-        ca_file=arguments.ca_file,
-        pins=tuple(arguments.pin),
-        allow_insecure_token=arguments.allow_insecure_token,
-    )
+    values = {name: getattr(arguments, name) for name in ACCESS_FLAGS}
+    return AccessOptions(**values)._replace(pin=tuple(arguments.pin))
 
 
 _DESCRIPTION: Final = """\
@@ -482,9 +483,11 @@ examples:
 
 def build_parser() -> CommandParser:
     parser = CommandParser("targets", _DESCRIPTION, _EPILOG)
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--names", action="store_true", help="print only the names")
-    shown.add_argument("--json", action="store_true", help="print a JSON list instead of text")
+    format_group = parser.add_mutually_exclusive_group()
+    format_group.add_argument("--names", action="store_true", help="print only the names")
+    format_group.add_argument(
+        "--json", action="store_true", help="print a JSON list instead of text"
+    )
     return parser
 
 

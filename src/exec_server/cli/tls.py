@@ -77,11 +77,11 @@ def build_parser() -> CommandParser:
         default=DEFAULT_DAYS,
         help=f"how long the certificate is valid (default: {DEFAULT_DAYS})",
     )
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument(
+    output_group = parser.add_mutually_exclusive_group()
+    output_group.add_argument(
         "--force", action="store_true", help="replace existing files (default: refuse)"
     )
-    shown.add_argument(
+    output_group.add_argument(
         "--show", action="store_true", help="make nothing; print the facts of the existing files"
     )
     return parser
@@ -125,11 +125,11 @@ def _make(directory: Path, arguments: argparse.Namespace) -> None:
         )
     names = [*arguments.name, *_LOCAL_NAMES]
     try:
-        made = make_self_signed(_with_host_name(names), datetime.now(UTC), arguments.days)
+        pair = make_self_signed(_with_host_name(names), datetime.now(UTC), arguments.days)
     except ValueError as error:
         raise UsageError(f"--name: {error}") from None
-    write_private_file(directory / _KEY, made.key, 0o600)
-    write_private_file(directory / _CERTIFICATE, made.certificate, 0o644)
+    write_private_file(directory / _KEY, pair.key, 0o600)
+    write_private_file(directory / _CERTIFICATE, pair.certificate, 0o644)
 
 
 def _with_host_name(names: list[str]) -> list[str]:
@@ -138,9 +138,9 @@ def _with_host_name(names: list[str]) -> list[str]:
     return [*names, host] if _HOST_NAME.fullmatch(host) else names
 
 
-def _report(directory: Path, facts: Facts, given: list[str]) -> str:
+def _report(directory: Path, facts: Facts, names: list[str]) -> str:
     certificate, key = (shlex.quote(str(directory / name)) for name in (_CERTIFICATE, _KEY))
-    host = given[0] if given else socket.gethostname()
+    host = names[0] if names else socket.gethostname()
     target = f"wss://{f'[{host}]' if ':' in host else host}:{PORT}"
     return f"""\
 certificate  {directory / _CERTIFICATE}

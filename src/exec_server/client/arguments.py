@@ -45,9 +45,8 @@ PROXY_DEFAULTS: Final[Mapping[str, Any]] = {
 MAX_TTY_SIZE: Final = 65_535
 
 
-# Paths on the server's machine: from the caller's notation to URIs and back.
 class PathResolver:
-    """Resolves relative paths and `~` on one machine."""
+    """Resolves relative paths and `~` on one machine: the caller's notation to URIs, and back."""
 
     def __init__(self, info: EnvironmentInfo) -> None:
         self.update(info)
@@ -231,12 +230,12 @@ def sandbox_object(
 
 
 def network_proxy_object(
-    given: AnyNetworkProxy | None, capabilities: Capabilities
+    value: AnyNetworkProxy | None, capabilities: Capabilities
 ) -> NetworkProxy | None:
     """The `networkProxy` of a start; raises InvalidParams, Unsupported for rules without effect."""
-    if given is None:
+    if value is None:
         return None
-    launch = given if isinstance(given, NetworkProxy) else _network_proxy(given)
+    launch = value if isinstance(value, NetworkProxy) else _network_proxy(value)
     rules, has = launch.proxy, capabilities
     missing = {
         "networkProxyLaunch": not has.network_proxy_launch,
@@ -251,19 +250,19 @@ def network_proxy_object(
     return launch
 
 
-def _network_proxy(given: Mapping[str, Any]) -> NetworkProxy:
-    rules = given.get("proxy") if isinstance(given, Mapping) else None
+def _network_proxy(members: Mapping[str, Any]) -> NetworkProxy:
+    rules = members.get("proxy") if isinstance(members, Mapping) else None
     if not isinstance(rules, Mapping):
         raise InvalidParams('network_proxy must be like {"proxy": {"domains": {"a.b": "allow"}}}')
-    _check_members(given, NetworkProxy, "network_proxy")
+    _check_members(members, NetworkProxy, "network_proxy")
     _check_members(rules, ProxySettings, "the proxy of network_proxy")
-    return decode(NetworkProxy, {**given, "proxy": {**PROXY_DEFAULTS, **rules}})
+    return decode(NetworkProxy, {**members, "proxy": {**PROXY_DEFAULTS, **rules}})
 
 
-def _check_members(given: Mapping[str, Any], kind: type[Params], name: str) -> None:
+def _check_members(members: Mapping[str, Any], kind: type[Params], name: str) -> None:
     """Raise InvalidParams for an unknown member: servers ignore it, and so the rule that it has."""
     known = kind.__struct_encode_fields__
-    for member in given:
+    for member in members:
         if member not in known:
             raise InvalidParams(f"{name} has no {member!r}, only {', '.join(known)}")
 

@@ -176,8 +176,8 @@ class _TextWriter(_FileWriter):
         self._file.write(self._decoder.decode(data))
 
     def close(self) -> None:
-        if rest := self._decoder.decode(b"", final=True):
-            self._file.write(rest)
+        if remaining := self._decoder.decode(b"", final=True):
+            self._file.write(remaining)
 
 
 class _LogWriter:
@@ -264,11 +264,11 @@ class CollectedOutput:
 
     @property
     def stdout(self) -> bytes:
-        return self._streams[False].kept()
+        return self._streams[False].content()
 
     @property
     def stderr(self) -> bytes:
-        return self._streams[True].kept()
+        return self._streams[True].content()
 
     @property
     def lost_stdout(self) -> int:
@@ -295,12 +295,12 @@ class _SharedLimit:
         self.lost_bytes = 0
 
     def add(self, data: bytes) -> None:
-        kept = data[: self._remaining.size]
-        self._remaining.size -= len(kept)
-        self.lost_bytes += len(data) - len(kept)
-        self._data += kept
+        part = data[: self._remaining.size]
+        self._remaining.size -= len(part)
+        self.lost_bytes += len(data) - len(part)
+        self._data += part
 
-    def kept(self) -> bytes:
+    def content(self) -> bytes:
         return bytes(self._data)
 
 
@@ -324,7 +324,7 @@ class _HeadAndTail:
     def _cut(self) -> None:
         del self._tail[: max(0, len(self._tail) - self._limit.tail)]
 
-    def kept(self) -> bytes:
+    def content(self) -> bytes:
         self._cut()
         return bytes(self._head) + bytes(self._tail)
 

@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import re
-import shlex
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypedDict, TypeGuard
 
 from exec_server.client.engine.dialers import WebSocketDialer
 from exec_server.client.engine.session import CLIENT_NAME, Dialer
-from exec_server.client.engine.stdio import StdioDialer
-from exec_server.client.environment import Environment, OnNetworkRequest, shown_address
-from exec_server.errors import StartupError
+from exec_server.client.environment import Environment, OnNetworkRequest, display_address
+from exec_server.errors import RegistryUnavailable, StartupError
 from exec_server.net.client_tls import client_context
 
 # The same as for commands.
 _RELAY: Final = r"relay:(https?://.+)/([^/]+)"
 
 
-class ConnectOptions(TypedDict, total=False):
-    """The options of `connect`, for functions that pass them on; a test compares both."""
+class MachineOptions(TypedDict, total=False):
+    """The plain options of `connect` about a machine, without secrets: a file may store them.
 
-    token: str | None
+    This is the one definition of how to connect. Flags, targets.toml, stored configurations of
+    adapters and `sync.connect` derive theirs from it; tests/unit/client/test_connect.py lists what
+    each of them leaves out, with the reason. `connect` spells the options out because its signature
+    is what `help` and editors show.
+    """
+
     registry: str | None
     environment_id: str | None
     executor_key: str | None
     account_id: str | None
-    tls: ssl.SSLContext | None
     ca_file: str | None
     pin: str | Sequence[str] | None
     allow_insecure_token: bool
+
+
+class ConnectOptions(MachineOptions, total=False):
+    """The options of `connect`, for functions that pass them on; a test compares both."""
+
+    token: str | None
+    tls: ssl.SSLContext | None
     client_name: str
     reconnect: bool
     on_network_request: OnNetworkRequest | None
@@ -66,35 +75,63 @@ def connect(
     does. `on_network_request` decides about hosts that the rules of a process with a `networkProxy`
     do not list; without it they are denied.
     """
-    tls = _context(tls, ca_file, pin)
+    options: ConnectOptions = {
+        "token": token,
+        "registry": registry,
+        "environment_id": environment_id,
+        "executor_key": executor_key,
+        "account_id": account_id,
+        "tls": tls,
+        "ca_file": ca_file,
+        "pin": pin,
+        "allow_insecure_token": allow_insecure_token,
+    }
     if registry is None and _is_relay(target):
         (registry, environment_id), target = _relay_parts(target), None
-    dialer: Dialer
-    if registry is not None:
-        if target is not None or environment_id is None or token is None:
-            raise StartupError("registry= needs environment_id= and token=, and excludes a target")
-        from exec_server.client.engine.relay import RelayDialer  # slow to import
+        options |= {"registry": registry, "environment_id": environment_id}
+    dialer = make_dialer(target, options)
+    from exec_server.client.engine.stdio import StdioDialer  # slow to import; commands skip it
 
-        dialer = RelayDialer(
-            registry,
-            environment_id,
-            token=token,
-            account_id=account_id,
-            executor_key_fingerprint=executor_key,
-            tls=tls,
-            allow_insecure_token=allow_insecure_token,
-        )
-    else:
-        dialer = _direct_dialer(target, token, tls, allow_insecure_token=allow_insecure_token)
-    address = shown_address(target, registry, environment_id)
-    stderr = dialer.last_lines if isinstance(dialer, StdioDialer) else ()
     return Environment(
         dialer,
         client_name=client_name,
         reconnect=reconnect,
-        address=address,
-        stderr=stderr,
+        address=display_address(target, registry, environment_id),
+        stderr=dialer.last_lines if isinstance(dialer, StdioDialer) else (),
         on_network_request=on_network_request,
+    )
+
+
+def make_dialer(
+    target: str | None,
+    options: ConnectOptions,
+    *,
+    on_retry: Callable[[RegistryUnavailable], None] | None = None,
+) -> Dialer:
+    """The dialer of a target or of the registry in `options`; raises StartupError.
+
+    `on_retry` gets the first error of the first connection through a registry.
+    """
+    tls = _context(options.get("tls"), options.get("ca_file"), options.get("pin"))
+    token = options.get("token")
+    registry = options.get("registry")
+    allow_insecure_token = options.get("allow_insecure_token", False)
+    if registry is None:
+        return _direct_dialer(target, token, tls, allow_insecure_token=allow_insecure_token)
+    environment_id = options.get("environment_id")
+    if target is not None or environment_id is None or token is None:
+        raise StartupError("registry= needs environment_id= and token=, and excludes a target")
+    from exec_server.client.engine.relay import RelayDialer  # slow to import
+
+    return RelayDialer(
+        registry,
+        environment_id,
+        token=token,
+        account_id=options.get("account_id"),
+        executor_key_fingerprint=options.get("executor_key"),
+        tls=tls,
+        allow_insecure_token=allow_insecure_token,
+        on_retry=on_retry,
     )
 
 
@@ -108,7 +145,7 @@ def _direct_dialer(
     if not target.startswith(("ws:", "wss:", "unix:")):
         hint = "; names of targets.toml are for commands" if _is_name(target) else ""
         raise StartupError(
-            f"invalid exec-server URL {shown_address(target)!r}: use ws://HOST:PORT, "
+            f"invalid exec-server URL {display_address(target)!r}: use ws://HOST:PORT, "
             f"wss://HOST, unix:/PATH, stdio:COMMAND or relay:REGISTRY/ENVIRONMENT{hint}"
         )
     return WebSocketDialer(target, token=token, tls=tls, allow_insecure_token=allow_insecure_token)
@@ -144,7 +181,11 @@ def _context(
     return client_context(ca_file, (pin,) if isinstance(pin, str) else pin or ())
 
 
-def _stdio_dialer(command: str) -> StdioDialer:
+def _stdio_dialer(command: str) -> Dialer:
+    import shlex
+
+    from exec_server.client.engine.stdio import StdioDialer
+
     try:
         return StdioDialer(shlex.split(command))
     except ValueError as error:

@@ -192,7 +192,7 @@ def explain(error: ConnectFailed, address: str | None) -> None:
         error.hint = _hint(error)
 
 
-def shown_address(
+def display_address(
     target: str | None, registry: str | None = None, environment_id: str | None = None
 ) -> str:
     """The address in error texts, without passwords and without the arguments of a command."""

@@ -117,20 +117,20 @@ class FileError(RpcError, OSError):
         cls, error: RpcError, number: int | None, path: str, target: str | None = None
     ) -> Self:
         """The error of an operation on `path`, or from it to `target`."""
-        made = cls(f"{_names(path, target)}: {error.message}")
-        made.code = error.code
-        made.data = error.data
-        made.errno = number
-        made.strerror = _NUMBER.sub("", error.message).strip()
-        made.filename = path
-        made.filename2 = target
-        return made
+        result = cls(f"{_names(path, target)}: {error.message}")
+        result.code = error.code
+        result.data = error.data
+        result.errno = number
+        result.strerror = _NUMBER.sub("", error.message).strip()
+        result.filename = path
+        result.filename2 = target
+        return result
 
     def explained(self, message: str) -> Self:
-        made = super().explained(message)
-        made.errno, made.strerror = self.errno, self.strerror
-        made.filename, made.filename2 = self.filename, self.filename2
-        return made
+        error = super().explained(message)
+        error.errno, error.strerror = self.errno, self.strerror
+        error.filename, error.filename2 = self.filename, self.filename2
+        return error
 
     def __str__(self) -> str:
         return printable(self.message, keep="\n")
@@ -143,9 +143,9 @@ class FileError(RpcError, OSError):
 
 def _restored(kind: type[FileError], message: str, members: tuple[Any, ...]) -> FileError:
     """The copy of a pickled error."""
-    made = kind(message)
-    made.code, made.data, made.errno, made.strerror, made.filename, made.filename2 = members
-    return made
+    error = kind(message)
+    error.code, error.data, error.errno, error.strerror, error.filename, error.filename2 = members
+    return error
 
 
 def _names(path: str, target: str | None) -> str:

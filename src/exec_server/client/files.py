@@ -153,12 +153,12 @@ class Files:
 
     async def read(self, path: AnyPath, *, limit: int = READ_BYTES) -> bytes:
         """Read a file; raises InvalidRequest if it has more than `limit` bytes."""
-        found = await self.stat(path)
-        if found.is_directory:
+        metadata = await self.stat(path)
+        if metadata.is_directory:
             raise is_a_directory(path_text(path))
-        if found.size > limit:
+        if metadata.size > limit:
             raise too_large_error(path, limit)
-        if found.size > WHOLE_BYTES:
+        if metadata.size > WHOLE_BYTES:
             async with self.open(path) as file:
                 data = await file.read(limit + 1)
         else:
@@ -279,21 +279,21 @@ class Files:
         uri = self._paths.uri(path)
         params = wire.GetMetadataParams(uri, None if follow_links else False)
         try:
-            found = await self._call(wire.GET_METADATA, params, path)
+            metadata = await self._call(wire.GET_METADATA, params, path)
         except (InvalidRequest, NotADirectory):  # there is a link in it
             if follow_links or not self._capabilities.fs_list:  # only that tells sizes and times
                 raise
             return await self._listed(path, uri.native())
-        numbers = (found.size, abs(found.created_at_ms), abs(found.modified_at_ms))
+        numbers = (metadata.size, abs(metadata.created_at_ms), abs(metadata.modified_at_ms))
         if not all(0 <= number <= MAX_NUMBER for number in numbers):
             raise MalformedAnswer(f"{path_text(path)}: the server sent an impossible size or time")
         return Stat(
-            is_directory=found.is_directory,
-            is_file=found.is_file,
-            is_symlink=found.is_symlink,
-            size=found.size,
-            modified=found.modified_at_ms / 1000,
-            created=found.created_at_ms / 1000 if found.created_at_ms else None,
+            is_directory=metadata.is_directory,
+            is_file=metadata.is_file,
+            is_symlink=metadata.is_symlink,
+            size=metadata.size,
+            modified=metadata.modified_at_ms / 1000,
+            created=metadata.created_at_ms / 1000 if metadata.created_at_ms else None,
         )
 
     async def _listed(self, path: AnyPath, whole: str) -> Stat:
@@ -353,14 +353,14 @@ class Files:
         """
         root = self._paths.uri(path)
         options = wire.WalkOptions(WALK_DEPTH, WALK_DIRECTORIES, WALK_ENTRIES, follow_links)
-        found = await self._walk(wire.WalkParams(root, options), path_text(path))
-        if found.truncated:  # it has more entries than one answer
+        answer = await self._walk(wire.WalkParams(root, options), path_text(path))
+        if answer.truncated:  # it has more entries than one answer
             async for entry in self._walk_one_by_one(root, follow_links, on_error):
                 yield entry
             return
-        _report(on_error, found.errors)
+        _report(on_error, answer.errors)
         deepest = []
-        for each in found.entries:
+        for each in answer.entries:
             entry = _entry(each)
             if entry.is_directory and each.path.count("/") - root.uri.count("/") > WALK_DEPTH:
                 deepest.append(entry.path)
@@ -383,11 +383,11 @@ class Files:
                     continue
                 seen.add(canonical)
             params = wire.WalkParams(PathUri.from_text(uri), options)
-            found = await self._walk(params, native(uri))
-            _report(on_error, found.errors)
-            for each in found.entries:
+            answer = await self._walk(params, native(uri))
+            _report(on_error, answer.errors)
+            for each in answer.entries:
                 yield _entry(each)
-            below = [each.path for each in found.entries if each.kind == "directory"]
+            below = [each.path for each in answer.entries if each.kind == "directory"]
             unvisited += reversed(below)
             if len(unvisited) + len(seen) > MAX_DIRECTORIES:
                 text = f"more than {MAX_DIRECTORIES} directories: walk those in it one by one"
@@ -395,13 +395,13 @@ class Files:
 
     async def _walk(self, params: wire.WalkParams, path: str) -> wire.WalkResult:
         """Walk once; the answer has paths below the root alone."""
-        found = await self._call(wire.WALK, params, path)
+        answer = await self._call(wire.WALK, params, path)
         prefix = params.path.uri.rstrip("/") + "/"
-        for entry in found.entries:
+        for entry in answer.entries:
             if not entry.path.startswith(prefix) or len(entry.path) > MAX_URI:
                 text = f"the server lists {entry.path[:100]!r}"
                 raise MalformedAnswer(f"{path}: {text}, which is not below it")
-        return found
+        return answer
 
     async def realpath(self, path: AnyPath, *, strict: bool = True) -> str:
         """The path with all links resolved; unless `strict`, it need not exist.
@@ -521,12 +521,12 @@ class Files:
         modified, accessed = seconds_of(modified, "modified"), seconds_of(accessed, "accessed")
         if modified_ns is None and modified is not None:
             modified_ns = round(modified * 1000) * 1_000_000
-        whole, rest = (None, 0) if modified_ns is None else divmod(modified_ns, 1_000_000)
+        whole, remainder = (None, 0) if modified_ns is None else divmod(modified_ns, 1_000_000)
         params = wire.SetTimesParams(
             self._paths.uri(path),
             whole,
             None if accessed is None else round(accessed * 1000),
-            modified_ns=rest,
+            modified_ns=remainder,
             create=True,
         )
         await self._call(wire.SET_TIMES, params, path)
@@ -539,8 +539,8 @@ class Files:
         if not isinstance(pattern, str):
             raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
         params = wire.GlobParams(self._paths.uri(root, "root"), pattern, limit)
-        found = await self._call(wire.GLOB, params, root)
-        return Found(found.paths, truncated=found.truncated)
+        answer = await self._call(wire.GLOB, params, root)
+        return Found(answer.paths, truncated=answer.truncated)
 
     async def edit(
         self,
@@ -573,8 +573,8 @@ class Files:
     async def disk_usage(self, path: AnyPath = ".") -> DiskUsage:
         """The size and free space of the file system that a path is on."""
         params = wire.DiskUsageParams(self._paths.uri(path))
-        found = await self._call(wire.DISK_USAGE, params, path)
-        return DiskUsage(found.total, found.free, found.available)
+        answer = await self._call(wire.DISK_USAGE, params, path)
+        return DiskUsage(answer.total, answer.free, answer.available)
 
     async def grep(
         self,
@@ -613,14 +613,14 @@ class Files:
             limit=limit,
         )
         # The extension has no users.
-        found = await self._call(wire.GREP, params, root, is_polyfill=self._user is not None)
+        answer = await self._call(wire.GREP, params, root, is_polyfill=self._user is not None)
         matches = (
             GrepMatch(
                 each.path, each.line, each.column, each.text, tuple(each.before), tuple(each.after)
             )
-            for each in found.matches
+            for each in answer.matches
         )
-        return Found(matches, truncated=found.truncated)
+        return Found(matches, truncated=answer.truncated)
 
     def watch(self, path: AnyPath = ".", *, recursive: bool = False) -> FileWatch:
         """The changes of a directory's entries, or of a file, for `async with` and `async for`.
@@ -812,23 +812,23 @@ def _checked(done: Transfer) -> Transfer:
     return done
 
 
-def _detailed_entry(found: wire.ListedEntry, base: str) -> Entry:
-    numbers = (found.size, abs(found.modified_at_ms), found.mode)
+def _detailed_entry(entry: wire.ListedEntry, base: str) -> Entry:
+    numbers = (entry.size, abs(entry.modified_at_ms), entry.mode)
     if not all(0 <= number <= MAX_NUMBER for number in numbers):
         raise MalformedAnswer(f"{base}: the server sent an impossible size, time or mode")
     return Entry(
-        f"{base}/{found.file_name}",
-        found.is_directory,
-        found.is_file,
-        found.size,
-        found.modified_at_ms / 1000,
-        found.mode,
-        found.link_target,
+        f"{base}/{entry.file_name}",
+        entry.is_directory,
+        entry.is_file,
+        entry.size,
+        entry.modified_at_ms / 1000,
+        entry.mode,
+        entry.link_target,
     )
 
 
-def _entry(found: wire.WalkEntry) -> Entry:
-    return Entry(native(found.path), found.kind == "directory", found.kind == "file")
+def _entry(entry: wire.WalkEntry) -> Entry:
+    return Entry(native(entry.path), entry.kind == "directory", entry.kind == "file")
 
 
 def _report(on_error: Callable[[RpcError], None] | None, errors: list[wire.WalkError]) -> None:

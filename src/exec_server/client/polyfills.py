@@ -338,12 +338,12 @@ class Polyfills:
             except NotFound:
                 pass
         planned = plan(parsed, base, contents.get)
-        modes = [await self._kept_mode(change, params) for change in planned]
+        modes = [await self._old_mode(change, params) for change in planned]
         for change, mode in zip(planned, modes, strict=True):
             await _make_change(files, change, mode)
         return wire.ApplyPatchResult([_changed_file(change, base) for change in planned])
 
-    async def _kept_mode(self, change: PatchedFile, params: wire.ApplyPatchParams) -> int | None:
+    async def _old_mode(self, change: PatchedFile, params: wire.ApplyPatchParams) -> int | None:
         """The permission bits of a changed file, if it is to get any."""
         if change.mode is not None or change.renamed_from is None:
             return change.mode
@@ -424,18 +424,18 @@ class _Walk:
         if not self._options.follow_directory_symlinks:
             await for_each(list(kinds), lambda each: self._leave_out(each, kinds), ENTRIES_AT_ONCE)
         paths = ((PathUri.from_text(name), kind) for name, kind in sorted(kinds.items()))
-        return [wire.WalkEntry(found.uri, kind) for found, kind in paths]
+        return [wire.WalkEntry(each.uri, kind) for each, kind in paths]
 
     async def _leave_out(self, path: str, kinds: dict[str, wire.EntryKind]) -> None:
         """Remove an entry that is a symlink, or has vanished."""
         params = wire.GetMetadataParams(PathUri.from_text(path), sandbox=self._sandbox)
         try:
-            found = await self._session.call_server(wire.GET_METADATA, params, is_retryable=True)
+            metadata = await self._session.call_server(wire.GET_METADATA, params, is_retryable=True)
         except RpcError as error:
             self.errors.append(wire.WalkError(params.path.uri, error.message))
             del kinds[path]
         else:
-            if found.is_symlink:
+            if metadata.is_symlink:
                 del kinds[path]
 
 
@@ -520,16 +520,16 @@ def _grep_matches(
         if (line := _GREP_LINE.fullmatch(text)) is not None:
             whole = line[4].decode("utf-8", "surrogateescape")
             match = search(whole) if line[3] == b":" else None
-            shown = line[4].decode("utf-8", "replace")[:_SHOWN_CHARACTERS].rstrip("\r")
+            visible = line[4].decode("utf-8", "replace")[:_SHOWN_CHARACTERS].rstrip("\r")
             column = 0 if match is None else match.start() + 1
-            lines.setdefault(line[1], {})[int(line[2])] = (column, shown)
+            lines.setdefault(line[1], {})[int(line[2])] = (column, visible)
     matches = []
     for path in sorted(lines):
-        found = lines[path]
+        numbered = lines[path]
         name = path.decode("utf-8", "replace").removeprefix(base)
-        for number in sorted(number for number, (column, _) in found.items() if column):
+        for number in sorted(number for number, (column, _) in numbered.items() if column):
             first, last = number - params.before, number + params.after
-            before = [found[n][1] for n in range(first, number) if n in found]
-            after = [found[n][1] for n in range(number + 1, last + 1) if n in found]
-            matches.append(wire.GrepMatch(name, number, *found[number], before, after))
+            before = [numbered[n][1] for n in range(first, number) if n in numbered]
+            after = [numbered[n][1] for n in range(number + 1, last + 1) if n in numbered]
+            matches.append(wire.GrepMatch(name, number, *numbered[number], before, after))
     return wire.GrepResult(matches[: params.limit], is_cut or len(matches) > params.limit)

@@ -396,9 +396,9 @@ class ReversePort(Handle):
 
 
 def _port_error(error: RpcError) -> PortError:
-    made = PortError(error.message)
-    made.code, made.data = error.code, error.data
-    return made
+    result = PortError(error.message)
+    result.code, result.data = error.code, error.data
+    return result
 
 
 def _checked(port: int, *, lowest: int) -> int:

@@ -91,7 +91,6 @@ _READ_BYTES: Final = 262_144
 _SESSIONS_ONLY: Final = "its processes end with the session of their client"
 
 
-# ProcessInput: writes to a process, each once and in order, also after lost connections.
 class ProcessInput:
     """The stdin of one process: numbered writes, which are sent again after a lost connection."""
 
@@ -633,7 +632,6 @@ def _signal_name(name: str | int) -> str:
     return f"SIG{exceptions.SIGNALS[name]}"
 
 
-# Detached processes of the client: started to outlive their session, or attached to by name.
 class DetachedProcess(Process):
     """A process of the server that `await` or `async with` starts or attaches to.
 

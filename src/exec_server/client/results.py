@@ -295,7 +295,7 @@ class Response(msgspec.Struct, frozen=True):
     def header(self, name: str) -> str | None:
         """The value of the first header with this name."""
         wanted = name.lower()
-        return next((value for found, value in self.headers if found.lower() == wanted), None)
+        return next((value for each, value in self.headers if each.lower() == wanted), None)
 
     @property
     def text(self) -> str:

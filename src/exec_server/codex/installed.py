@@ -269,12 +269,14 @@ def _namespace(directory: str, namespaces: dict[str, str]) -> str:
     return ""
 
 
-# Answers are kept while their directories do not change. A thread first watches every directory
-# below the roots, then reads the files, so no change is missed; of a missing root, the nearest
-# directory above. Links and network file systems are not reported: an answer is some seconds old at
-# most.
 class TreeListener(DirectoryListener):
-    """Notices any change of some directories, in the event loop."""
+    """Notices any change of some directories, in the event loop.
+
+    Answers are kept while their directories do not change. A thread first watches every directory
+    below the roots, then reads the files, so no change is missed; of a missing root, the nearest
+    directory above. Links and network file systems are not reported: an answer is some seconds old
+    at most.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -43,10 +43,13 @@ _MILLISECOND_NS: Final = 1_000_000
 _DONE: Final = Done()
 
 
-# Confined commands may rename directories and put links in their place at any moment. So entries
-# are made and removed through descriptors of their directories, and removed only if still the same.
 class PatchWriter:
-    """The changes of one patch, for `with`; leaving without `keep` undoes them."""
+    """The changes of one patch, for `with`; leaving without `keep` undoes them.
+
+    Confined commands may rename directories and put links in their place at any moment. So entries
+    are made and removed through descriptors of their directories, and removed only if still the
+    same.
+    """
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []

@@ -59,12 +59,14 @@ PathCheck = Callable[[str, bool], int]
 TreeCheck = Callable[[str], int]
 
 
-# Mounts cannot keep a name missing, nor deny files by pattern, and replacing a directory on the
-# host detaches its mounts. So functions ask the guard right before they act, with the descriptor
-# that they are going to use: a link or rename in between does not change the file that was checked.
-# In the server itself every check passes.
 class PathGuard:
-    """Rules for paths. Each `check_` method raises OSError if a rule denies the operation."""
+    """Rules for paths. Each `check_` method raises OSError if a rule denies the operation.
+
+    Mounts cannot keep a name missing, nor deny files by pattern, and replacing a directory on the
+    host detaches its mounts. So functions ask the guard right before they act, with the descriptor
+    that they are going to use: a link or rename in between does not change the file that was
+    checked. In the server itself every check passes.
+    """
 
     def __init__(self) -> None:
         self._forbidden_names: set[tuple[int, int, str]] = set()

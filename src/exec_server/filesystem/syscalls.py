@@ -195,9 +195,11 @@ def _error() -> OSError:
     return OSError(number, os.strerror(number))
 
 
-# MountTable: which paths lie on file systems that may block, and which devices are procfs.
 class MountTable:
-    """A copy of /proc/self/mountinfo, read again when it is older than a second."""
+    """A copy of /proc/self/mountinfo, read again when it is older than a second.
+
+    Which paths lie on file systems that may block, and which devices are procfs.
+    """
 
     def __init__(self) -> None:
         self._slow: tuple[str, ...] = ()

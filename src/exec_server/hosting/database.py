@@ -1,4 +1,7 @@
-"""The interface of a database engine; SQLAlchemy would take 240 ms to import."""
+"""The interface of a database engine.
+
+SQLAlchemy takes 80 times as long to import as sqlite3 (`python -m bench.alternatives`).
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """RelayLink: one WebSocket of the rendezvous, read and written in as few steps as possible.
 
-A second frame loop beside `net.websocket.socket.FramedSocket`, for whole binary frames only: a
-frame of 1 KiB takes 1.2 microseconds to receive here and 12 there, and a node may spend 6 on the
-whole way of a frame. A test holds both loops to the same messages, answers and errors. A read may
-bring many thousands of tiny frames, so a link handles some and then yields to the event loop.
+A second frame loop beside `net.websocket.socket.FramedSocket`, for whole binary frames only: a read
+of 16 frames of 1 KiB takes half as long as there (`python -m bench.alternatives`), and frames are
+all that a node handles. A test holds both loops to the same messages, answers and errors. A read
+may bring many thousands of tiny frames, so a link handles some and then yields to the event loop.
 """
 
 from __future__ import annotations

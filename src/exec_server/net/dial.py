@@ -162,7 +162,7 @@ async def _open_unix(path: str, factory: Callable[[], P]) -> tuple[asyncio.Trans
 
 async def _connect(host: str, port: int) -> socket.socket:
     """Connect to the first address that accepts (RFC 8305); uvloop would wait minutes for each."""
-    from aiohappyeyeballs import start_connection  # 1 ms that a unix socket does without
+    from aiohappyeyeballs import start_connection  # a unix socket does without it
 
     loop = asyncio.get_running_loop()
     addresses = await loop.getaddrinfo(host.encode("ascii"), port, type=socket.SOCK_STREAM)

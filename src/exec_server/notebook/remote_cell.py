@@ -76,9 +76,11 @@ class RemoteInterrupt(_Brief, KeyboardInterrupt):
         return "the command was killed"
 
 
-# CellOutput: shows the output of a command in a cell while it arrives. No I/O of its own.
 class CellOutput:
-    """Writes chunks to two text files as they are, colours included; `finish` writes the end."""
+    """Writes chunks to two text files as they are, colours included; `finish` writes the end.
+
+    Shows the output of a command in a cell while it arrives. No I/O of its own.
+    """
 
     def __init__(self, stdout: TextIO, stderr: TextIO) -> None:
         self._files = {"stdout": stdout, "stderr": stderr}

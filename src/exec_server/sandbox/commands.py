@@ -35,10 +35,9 @@ from exec_server.sandbox.builder import (
 from exec_server.sandbox.policy import access, compiler
 from exec_server.sandbox.policy.denial import Explain, find_denial, is_likely_denied
 from exec_server.sandbox.policy.model import MissingName, Policy
-from exec_server.sandbox.runtime import disk as runtime_disk
 from exec_server.sandbox.runtime import messages
 from exec_server.sandbox.runtime.capabilities import Confinement
-from exec_server.sandbox.runtime.disk import HostDisk
+from exec_server.sandbox.runtime.disk import HostDisk, scan_policy
 from exec_server.sandbox.runtime.launcher import launch, request
 from exec_server.sandbox.runtime.placeholders import Placeholder, Placeholders
 from exec_server.sandbox.runtime.view import CERTIFICATES, ProcMount, StaleView
@@ -353,7 +352,7 @@ class CommandSandbox:
             unlimited = messages.BuildRequest("init", None, policy.network, "inherited")
             return Init(*self._builder.launch_unlimited(unlimited), (), None)
         disk = HostDisk(sees_placeholders=False)
-        denied = runtime_disk.scan_policy(policy, disk)
+        denied = scan_policy(policy, disk)
         view = build_view(policy, disk, denied)
         dependencies = ViewDependencies(
             view, self._builder.mounts, self._builder.pins, sees_placeholders=False

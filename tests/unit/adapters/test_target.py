@@ -12,7 +12,7 @@ import pytest
 
 from exec_server.adapters import target
 from exec_server.cli.exec import command
-from exec_server.client.connect import ConnectOptions
+from exec_server.client.connect import ConnectOptions, MachineOptions
 from exec_server.errors import StartupError
 
 FRAMEWORKS = {
@@ -90,11 +90,8 @@ def test_a_machine_that_is_named_in_part_is_not_this_one(options: ConnectOptions
         target.open_environment(None, options)
 
 
-# Those of StoredMachine, which needs pydantic. A missing one is an error of these tests.
-_MACHINE_FIELDS = (
-    *("target", "registry", "environment_id", "executor_key", "account_id", "token_env"),
-    *("ca_file", "pin", "allow_insecure_token"),
-)
+# Those of StoredMachine, which needs pydantic.
+_MACHINE_FIELDS = ("target", "token_env", *MachineOptions.__annotations__)
 
 
 def stored(**options: Any) -> Any:
@@ -150,8 +147,8 @@ def test_a_stored_machine_as_words_of_a_command() -> None:
         pin="a" * 64,
     )
     assert target.exec_words(relayed, None) == [
-        *("exec-server", "exec", "-t", "--ca-file", "ca.pem"),
-        *("--executor-key", "c" * 64, "--pin", "a" * 64),
+        *("exec-server", "exec", "-t", "--executor-key", "c" * 64),
+        *("--ca-file", "ca.pem", "--pin", "a" * 64),
         *("relay:https://registry.test/env-1", "--"),
     ]
 

@@ -35,7 +35,7 @@ from exec_server.errors import (
 
 _WEBSOCKET = Target(label="build", url="ws://h:1")
 _WITH_TOKEN = Target(label="build", url="wss://h", access=AccessOptions(token="t"))
-_PINNED = Target(label="build", url="wss://h", access=AccessOptions(pins=("ab" * 32,)))
+_PINNED = Target(label="build", url="wss://h", access=AccessOptions(pin=("ab" * 32,)))
 _UNIX = Target(label="unix:/s", url="unix:/s")
 _STDIO = Target(label="stdio:x", argv=("x",))
 
@@ -132,7 +132,7 @@ def test_unusable_files_are_named(tmp_path: Path, access: AccessOptions, text: s
     [
         (Target(label="x", url="ws://h", access=_PINNED.access), "x: a pin is for wss:// URLs"),
         (
-            Target(label="x", url="wss://h", access=AccessOptions(pins=("12",))),
+            Target(label="x", url="wss://h", access=AccessOptions(pin=("12",))),
             "x: the pin `12` is not sha256: and 64 hexadecimal digits",
         ),
         (

@@ -17,9 +17,30 @@ from exec_server.errors import StartupError
 
 keyring = pytest.importorskip("keyring")
 
-from tests.support.memory_keyring import MemoryKeyring  # noqa: E402
+from keyring.backend import KeyringBackend  # noqa: E402
+from keyring.errors import PasswordDeleteError  # noqa: E402
 
 URL = "https://registry.example.net"
+
+
+class MemoryKeyring(KeyringBackend):  # type: ignore[misc,unused-ignore]
+    """Passwords by service and account."""
+
+    priority = 5
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self.passwords: dict[tuple[str, str], str] = {}
+
+    def get_password(self, service: str, username: str) -> str | None:
+        return self.passwords.get((service, username))
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        self.passwords[service, username] = password
+
+    def delete_password(self, service: str, username: str) -> None:
+        if self.passwords.pop((service, username), None) is None:
+            raise PasswordDeleteError(username)
 
 
 @pytest.fixture(autouse=True)

@@ -173,8 +173,8 @@ def test_every_kind_of_entry(file: Path) -> None:
     assert build.access.ca_file == "/etc/ca.pem"
     assert known["lab"].argv == ("ssh", "lab", "exec-server", "--listen", "stdio")
     assert known["words"].argv == ("a b", "c")
-    assert known["pinned"].access.pins == ("sha256:00",)
-    assert known["rotating"].access.pins == ("sha256:00", "sha256:11")
+    assert known["pinned"].access.pin == ("sha256:00",)
+    assert known["rotating"].access.pin == ("sha256:00", "sha256:11")
     assert known["trusted-network"].access.allow_insecure_token
     assert not build.access.allow_insecure_token
     relayed = known["behind-nat"]

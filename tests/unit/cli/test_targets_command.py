@@ -51,7 +51,7 @@ def test_a_pin_replaces_root_certificates() -> None:
         access_options(build_parser().parse_words(["--pin", "a", "--ca-file", "f", "build"]))
     words = ["--pin", "a", "--pin", "b", "--allow-insecure-token", "build"]
     given = access_options(build_parser().parse_words(words))
-    assert (given.pins, given.allow_insecure_token) == (("a", "b"), True)
+    assert (given.pin, given.allow_insecure_token) == (("a", "b"), True)
 
 
 def test_flags_become_options() -> None:

@@ -76,7 +76,7 @@ def test_the_printed_commands_can_be_pasted(
     table = out[out.index("  [box]") :].replace("\n  ", "\n").strip()
     directory.parent.mkdir(exist_ok=True)
     (directory.parent / "targets.toml").write_text(table)
-    assert load_targets()["box"].access.pins == tuple(asked.pin)
+    assert load_targets()["box"].access.pin == tuple(asked.pin)
 
 
 @pytest.mark.parametrize(

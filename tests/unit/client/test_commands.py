@@ -9,8 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from tests.support.memory_environment import Scene, in_environment, turns
-from tests.support.memory_session import outcome
+from tests.support.memory_session import Scene, in_environment, outcome, turns
 
 from exec_server.client import commands as run_module
 from exec_server.client.exceptions import Timeout

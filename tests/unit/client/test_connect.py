@@ -9,13 +9,35 @@ from typing import Any, get_type_hints
 import pytest
 
 from exec_server import sync
-from exec_server.client.connect import ConnectOptions, connect
+from exec_server.adapters.target import take_options
+from exec_server.cli.parser import ArgumentParser
+from exec_server.cli.targets import ACCESS_FLAGS, AccessOptions, access_options, with_access_flags
+from exec_server.client.connect import ConnectOptions, MachineOptions, connect
 from exec_server.client.engine.dialers import WebSocketDialer
 from exec_server.client.engine.relay import RelayDialer
 from exec_server.client.engine.stdio import StdioDialer
 from exec_server.errors import StartupError
 
 REGISTRY = "https://registry.example"
+# The options that have no flag, with the reason.
+WITHOUT_FLAG = {
+    "token": "arguments are visible to other users: --token-file and --token-env name its source",
+    "registry": "part of a TARGET, relay:REGISTRY/ENVIRONMENT",
+    "environment_id": "part of a TARGET, relay:REGISTRY/ENVIRONMENT",
+    "account_id": "for the registry of OpenAI; `exec-server login` has no tokens for that",
+    "tls": "a Python object: --ca-file and --pin describe one",
+    "client_name": "a command is always exec-server",
+    "reconnect": "a command ends with its session",
+    "on_network_request": "a Python function",
+}
+# The options that configurations of adapters do not store, with the reason.
+NOT_STORED = {
+    "token": "a secret: `token_env` names its variable",
+    "tls": "a Python object: `ca_file` and `pin` describe one",
+    "client_name": "the adapter's, which says nothing about the machine",
+    "reconnect": "always: a framework cannot ask for it",
+    "on_network_request": "a Python function",
+}
 
 
 @pytest.mark.parametrize(
@@ -99,6 +121,48 @@ def test_the_options_are_those_of_the_signature() -> None:
         if parameter.kind is parameter.KEYWORD_ONLY
     }
     assert get_type_hints(ConnectOptions) == keywords
+
+
+def test_every_option_has_a_flag_or_a_reason() -> None:
+    sources = {"token_file", "token_env"}
+    assert set(AccessOptions._fields) == {"token", *ACCESS_FLAGS}
+    assert sources <= ACCESS_FLAGS.keys()
+    assert (ACCESS_FLAGS.keys() - sources).isdisjoint(WITHOUT_FLAG)
+    assert (ACCESS_FLAGS.keys() - sources) | WITHOUT_FLAG.keys() == set(get_type_hints(connect)) - {
+        "target",
+        "return",
+    }
+
+
+def test_flags_arrive_as_options_of_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "t")
+    values = {name: f"value of {name}" for name in ACCESS_FLAGS}
+    del values["token_file"], values["ca_file"], values["allow_insecure_token"]
+    values["token_env"] = "MY_TOKEN"
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+    parser = with_access_flags(ArgumentParser(prog="x"))
+    access = access_options(parser.parse_args([*words, "--allow-insecure-token"]))
+    assert access.connect_options() == {
+        "token": "t",
+        "executor_key": "value of executor_key",
+        "ca_file": None,
+        "pin": ("value of pin",),
+        "allow_insecure_token": True,
+    }
+
+
+def test_every_option_is_stored_by_adapters_or_has_a_reason() -> None:
+    names = list(MachineOptions.__annotations__)
+    assert {*names, *NOT_STORED} == set(ConnectOptions.__annotations__)
+    assert set(names).isdisjoint(NOT_STORED)
+    values: dict[str, Any] = {name: f"value of {name}" for name in names}
+    stored = values | {"other": 1}
+    assert take_options(stored) == values | {"token": None, "reconnect": True}
+    assert stored == {"other": 1}
+
+
+def test_the_client_without_async_takes_the_same_options() -> None:
+    assert sync.connect.__annotations__["options"] == "Unpack[ConnectOptions]"
 
 
 def test_an_unknown_option_is_refused() -> None:

@@ -7,8 +7,16 @@ import base64
 from typing import Any
 
 import pytest
-from tests.support.memory_environment import Scene, in_environment, turns
-from tests.support.memory_session import GREETING, MemoryDialer, Message, outcome, play
+from tests.support.memory_session import (
+    GREETING,
+    MemoryDialer,
+    Message,
+    Scene,
+    in_environment,
+    outcome,
+    play,
+    turns,
+)
 
 from exec_server.client import commands as run_module
 from exec_server.client.engine import flow_control as queue_module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.client.environment import explain, shown_address
+from exec_server.client.environment import display_address, explain
 from exec_server.errors import ConnectFailed
 
 pytestmark = pytest.mark.quick
@@ -64,4 +64,4 @@ def test_an_unknown_reason_has_no_hint() -> None:
     ],
 )
 def test_the_address_has_no_secrets(arguments: tuple[str | None, ...], text: str) -> None:
-    assert shown_address(*arguments) == text
+    assert display_address(*arguments) == text

@@ -9,8 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from tests.support.memory_environment import OURS, Scene, in_environment
-from tests.support.memory_session import GREETING, Message, outcome
+from tests.support.memory_session import GREETING, OURS, Message, Scene, in_environment, outcome
 
 from exec_server.client import files as module
 from exec_server.client.engine.server_features import ServerFeatures

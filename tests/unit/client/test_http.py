@@ -7,7 +7,7 @@ import base64
 from typing import Any
 
 import pytest
-from tests.support.memory_environment import Scene, in_environment, turns
+from tests.support.memory_session import Scene, in_environment, turns
 
 from exec_server.client import http as module
 from exec_server.client.http import HttpStream

@@ -6,8 +6,7 @@ import asyncio
 from typing import Any, TypeVar
 
 import pytest
-from tests.support.older_machine import OlderMachine
-from tests.support.older_servers import answers, recorded
+from tests.support.older_servers import OlderMachine, answers, recorded
 
 from exec_server.client.engine.server_features import METHODS, ServerFeatures, judge
 from exec_server.errors import InternalError, InvalidRequest, NotFound

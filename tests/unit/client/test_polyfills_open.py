@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 from msgspec import Raw
-from tests.support.older_machine import OlderMachine
+from tests.support.older_servers import OlderMachine
 
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.exceptions import command_error

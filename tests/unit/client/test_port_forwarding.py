@@ -7,7 +7,6 @@ import base64
 from typing import Any
 
 import pytest
-from tests.support.memory_environment import Scene, in_environment, turns
 from tests.support.memory_ports import (
     MemorySockets,
     answer_listen,
@@ -18,6 +17,7 @@ from tests.support.memory_ports import (
     tell,
     told,
 )
+from tests.support.memory_session import Scene, in_environment, turns
 
 from exec_server.client import port_forwarding as module
 from exec_server.errors import InvalidRequest, Unsupported

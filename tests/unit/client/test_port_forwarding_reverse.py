@@ -7,7 +7,6 @@ import base64
 import errno
 
 import pytest
-from tests.support.memory_environment import Scene, turns
 from tests.support.memory_ports import (
     MemorySockets,
     accepted,
@@ -19,6 +18,7 @@ from tests.support.memory_ports import (
     tell,
     told,
 )
+from tests.support.memory_session import Scene, turns
 
 from exec_server.client import port_forwarding as module
 from exec_server.client.exceptions import PortError

@@ -7,8 +7,7 @@ import base64
 
 import msgspec
 import pytest
-from tests.support.memory_environment import Scene, in_environment, turns
-from tests.support.memory_session import outcome
+from tests.support.memory_session import Scene, in_environment, outcome, turns
 
 from exec_server.client import process as process_module
 from exec_server.client.engine import flow_control as flow_module

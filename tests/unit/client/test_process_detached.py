@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.memory_environment import OURS, Scene, in_environment, turns
-from tests.support.memory_session import Message
+from tests.support.memory_session import OURS, Message, Scene, in_environment, turns
 
 from exec_server.client.engine import flow_control
 from exec_server.client.process import DetachedProcess, read_retained

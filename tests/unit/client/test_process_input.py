@@ -7,8 +7,7 @@ import base64
 
 import msgspec
 import pytest
-from tests.support.memory_environment import Scene, in_environment, turns
-from tests.support.memory_session import GREETING
+from tests.support.memory_session import GREETING, Scene, in_environment, turns
 
 from exec_server.client import process as input_module
 from exec_server.errors import ConnectionLost, StdinClosed, Unsupported

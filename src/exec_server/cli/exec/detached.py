@@ -182,7 +182,7 @@ async def print_output(
 
 def last_lines(output: Output, count: int) -> Output:
     """The last lines of an output, of both streams together."""
-    kept: Output = []
+    tail: Output = []
     missing = count
     is_last = True  # of all: the newline at its end begins no line
     for stream, data in reversed(output):
@@ -191,10 +191,10 @@ def last_lines(output: Output, count: int) -> Output:
             missing -= not (is_last and end == len(data) - 1)
         is_last = is_last and not data
         if not missing:
-            kept.append((stream, data[end + 1 :] if count else b""))
+            tail.append((stream, data[end + 1 :] if count else b""))
             break
-        kept.append((stream, data))
-    return kept[::-1]
+        tail.append((stream, data))
+    return tail[::-1]
 
 
 async def _retained(environment: Environment, target: Target, name: str) -> tuple[Output, int, int]:

@@ -220,14 +220,14 @@ class EscapeParser:
         if self._character is None or (len(data) > MAX_TYPED_BYTES and not self._is_escape_pending):
             self._is_line_start = data.endswith((b"\r", b"\n"))
             return [data]
-        found: list[bytes | Escape] = []
+        items: list[bytes | Escape] = []
         for key in (data[at : at + 1] for at in range(len(data))):
             item = self._feed_key(key)
-            if isinstance(item, bytes) and found and isinstance(found[-1], bytes):
-                found[-1] += item
+            if isinstance(item, bytes) and items and isinstance(items[-1], bytes):
+                items[-1] += item
             elif item:
-                found.append(item)
-        return found
+                items.append(item)
+        return items
 
     def _feed_key(self, key: bytes) -> bytes | Escape:
         assert self._character is not None

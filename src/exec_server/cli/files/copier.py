@@ -146,14 +146,14 @@ class _Copier:
             is_complete = await self._download(source, local)
             if not await asyncio.to_thread(os.path.lexists, local.path):
                 return False
-            return await self._upload(local, destination, shown=source) and is_complete
+            return await self._upload(local, destination, label=source) and is_complete
 
     async def _upload(
-        self, source: Endpoint, destination: Endpoint, shown: Endpoint | None = None
+        self, source: Endpoint, destination: Endpoint, label: Endpoint | None = None
     ) -> bool:
         files = (await self._environment(destination)).files
         start = partial(files.upload, source.path, destination.path)
-        return await self._transfer(start, shown or source, source, destination)
+        return await self._transfer(start, label or source, source, destination)
 
     async def _download(self, source: Endpoint, destination: Endpoint) -> bool:
         files = (await self._environment(source)).files
@@ -232,7 +232,7 @@ class TargetCopy:
         if not is_tree:
             await self._copy_file((source, target))
             return
-        if self._sync is None or await self._found(target) is None:
+        if self._sync is None or await self._stat_or_none(target) is None:
             # The server copies links too, in one request.
             await self._files.copy(source, target, recursive=True)
             files, directories = await self._pairs(source, target)
@@ -260,9 +260,9 @@ class TargetCopy:
 
     async def _copy_links(self, here: str, there: str) -> None:
         """Copy the links of a directory, which a walk leaves out."""
-        found = {entry.name: entry for entry in await self._files.list(there)}
+        existing = {entry.name: entry for entry in await self._files.list(there)}
         for entry in await self._files.list(here):
-            old = found.get(entry.name)
+            old = existing.get(entry.name)
             if entry.link_target is None or (old and old.link_target == entry.link_target):
                 continue
             path = posixpath.join(there, entry.name)
@@ -270,7 +270,7 @@ class TargetCopy:
                 await self._files.remove(path)
             await self._files.symlink(entry.link_target, path)
 
-    async def _found(self, path: str) -> Stat | None:
+    async def _stat_or_none(self, path: str) -> Stat | None:
         try:
             return await self._files.stat(path)
         except NotFound:
@@ -284,11 +284,11 @@ class TargetCopy:
         await self._copy_time(pair)
 
     async def _is_equal(self, here: str, there: str) -> bool:
-        source, found = await self._files.stat(here), await self._found(there)
-        if found is None or not found.is_file or found.size != source.size:
+        source, metadata = await self._files.stat(here), await self._stat_or_none(there)
+        if metadata is None or not metadata.is_file or metadata.size != source.size:
             return False
         if self._sync == "time":
-            return abs(found.modified - source.modified) < TIME_TOLERANCE
+            return abs(metadata.modified - source.modified) < TIME_TOLERANCE
         resolved = [await self._files.realpath(path) for path in (here, there)]
         commands = SystemCommands(self._environment.run, self._environment.start)
         return bool(await commands.run(["cmp", "-s", "--", *resolved]))
@@ -344,12 +344,12 @@ async def expand_patterns(connections: Connections, sources: list[Endpoint]) -> 
             continue
         files = (await connections.get(source.target)).files
         try:
-            found = await find_matches(files, source.path)
+            matches = await find_matches(files, source.path)
         except (CommandError, RpcError) as error:
             raise CommandError(f"{source}: {error_text(error, source.path)}") from None
-        if not found:
+        if not matches:
             raise CommandError(f"{source}: no path matches")
-        expanded += (Endpoint(source.target, path) for path in found)
+        expanded += (Endpoint(source.target, path) for path in matches)
     return expanded
 
 

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     async def search(operand: Operand) -> None:
         nonlocal count
-        found = await operand.environment.files.grep(
+        matches = await operand.environment.files.grep(
             arguments.pattern,
             operand.path,
             literal=arguments.fixed_strings,
@@ -94,14 +94,16 @@ def run(arguments: argparse.Namespace) -> int:
             limit=arguments.max_count,
         )
         if arguments.json:
-            print_text("".join(_json_line(operand, match) for match in found))
-        elif found:
+            print_text("".join(_json_line(operand, match) for match in matches))
+        elif matches:
             is_directory = (await operand.environment.files.stat(operand.path)).is_directory
-            paths = [_shown_path(operand, each.path, is_directory=is_directory) for each in found]
-            text = _text_lines(paths, found, has_groups=has_groups)
+            paths = [
+                _display_path(operand, each.path, is_directory=is_directory) for each in matches
+            ]
+            text = _text_lines(paths, matches, has_groups=has_groups)
             print_text(f"--\n{text}" if has_groups and count else text)
-        count += len(found)
-        if found.truncated:
+        count += len(matches)
+        if matches.truncated:
             print_status(f"{operand.label}: there may be further matches; see -m, -g and --exclude")
 
     failed = for_each_operand(arguments, search, needs_path=False)
@@ -122,7 +124,7 @@ def _json_line(operand: Operand, match: GrepMatch) -> str:
     )
 
 
-def _shown_path(operand: Operand, path: str, *, is_directory: bool) -> str:
+def _display_path(operand: Operand, path: str, *, is_directory: bool) -> str:
     """The path of a match as grep prints it: that of the operand, and the path below it."""
     if not is_directory:
         return operand.path
@@ -144,12 +146,12 @@ def _text_lines(paths: list[str], matches: list[GrepMatch], *, has_groups: bool)
                 lines[path, number] = (":", text)
             else:
                 lines.setdefault((path, number), ("-", text))
-    shown = []
+    output = []
     last: tuple[str, int] | None = None
     for (path, number), (mark, text) in lines.items():
         if has_groups and last is not None and last != (path, number - 1):
-            shown.append("--\n")
+            output.append("--\n")
         last = (path, number)
         tab = "\t"
-        shown.append(f"{printable(path)}{mark}{number}{mark}{printable(text, keep=tab)}\n")
-    return "".join(shown)
+        output.append(f"{printable(path)}{mark}{number}{mark}{printable(text, keep=tab)}\n")
+    return "".join(output)

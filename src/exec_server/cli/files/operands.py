@@ -47,16 +47,16 @@ async def find_matches(files: Files, path: str) -> list[str]:
         return [path]
     root, pattern = split_pattern(path)
     try:
-        found = await files.glob(pattern, root, limit=MAX_MATCHES)
+        matches = await files.glob(pattern, root, limit=MAX_MATCHES)
     except Unsupported:
         raise CommandError(
             f"{path}: this server cannot look for patterns (it has no fsGlob); name each path, or "
             "let a shell of the target find them: exec-server exec TARGET -- sh -c "
             + shlex.quote(f"ls -d {path}")
         ) from None
-    if found.truncated:
+    if matches.truncated:
         raise CommandError(f"{path}: more than {MAX_MATCHES} paths match")
-    return [posixpath.join(root, each) for each in found if not _is_hidden(each, pattern)]
+    return [posixpath.join(root, each) for each in matches if not _is_hidden(each, pattern)]
 
 
 def _is_hidden(match: str, pattern: str) -> bool:

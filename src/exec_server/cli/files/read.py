@@ -203,12 +203,12 @@ class Tail:
 
         path = await self._files.realpath(self._path)
         try:
-            found = await self._files.stat(path, follow_links=False)
+            metadata = await self._files.stat(path, follow_links=False)
         except InvalidRequest:  # a link, on a server without fsList
-            found = None
-        if found is None or found.is_symlink:  # a link has come in between
-            found = await self._files.stat(path)
-        return Seen(path, found)
+            metadata = None
+        if metadata is None or metadata.is_symlink:  # a link has come in between
+            metadata = await self._files.stat(path)
+        return Seen(path, metadata)
 
     async def _advance(self, seen: Seen) -> None:
         is_other = self._seen is None or not seen.is_same_file(self._seen)
@@ -240,9 +240,9 @@ class Tail:
 
 def skip_lines(data: bytes, count: int) -> tuple[int, bytes]:
     """Skip so many lines; returns how many are still to be skipped, and the rest."""
-    found = data.count(b"\n")
-    if found < count:
-        return count - found, b""
+    lines = data.count(b"\n")
+    if lines < count:
+        return count - lines, b""
     start = 0
     for _ in range(count):
         start = data.index(b"\n", start) + 1

@@ -253,19 +253,19 @@ def remove_environments(arguments: argparse.Namespace, *ids: str) -> None:
     if ids:
         owner = tenant or FIRST_TENANT
         removed = _with_store(arguments, lambda store: store.remove_environments(owner, ids))
-        kept = [name for name in ids if (owner, name) not in removed]
+        remaining = [name for name in ids if (owner, name) not in removed]
     else:
         seconds = arguments.unseen
         removed = _with_store(arguments, lambda store: store.remove_unseen(seconds, tenant))
-        kept = []
-    if arguments.json or removed or not kept:
+        remaining = []
+    if arguments.json or removed or not remaining:
         facts = [{"tenant": owner, "environment_id": name} for owner, name in removed]
         lines = [f"{name} of tenant {owner} is removed" for owner, name in removed]
         _print(arguments, {"removed": facts}, "\n".join(lines or ["nothing is removed"]) + "\n")
-    if kept:
+    if remaining:
         raise CommandError(
             f"not removed, because online or unknown in tenant {tenant or FIRST_TENANT}: "
-            f"{printable(' '.join(kept))}; see `exec-server registry environment list`"
+            f"{printable(' '.join(remaining))}; see `exec-server registry environment list`"
         )
 
 

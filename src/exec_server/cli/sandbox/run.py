@@ -25,17 +25,15 @@ from exec_server.process.command import Command, candidates
 from exec_server.process.orphans import Orphans, Owner
 from exec_server.process.spawn import Child, Streams, encode, spawn_first
 from exec_server.protocol import decoding
-from exec_server.protocol import sandbox as protocol_sandbox
 from exec_server.protocol.paths import path_to_uri
 from exec_server.protocol.process import OutputChunk
-from exec_server.protocol.sandbox import Confinable, Sandbox
+from exec_server.protocol.sandbox import PRESETS, Confinable, Sandbox, preset
 from exec_server.sandbox.commands import CommandDenials
 from exec_server.sandbox.policy import compiler
 from exec_server.sandbox.policy.access import explain_denial, join
 from exec_server.sandbox.policy.layout import lay_out, resolve_globs
 from exec_server.sandbox.policy.model import Policy
-from exec_server.sandbox.runtime import disk as runtime_disk
-from exec_server.sandbox.runtime.disk import HostDisk
+from exec_server.sandbox.runtime.disk import HostDisk, scan_policy
 from exec_server.sandbox.runtime.placeholders import RegisterCleanup
 from exec_server.sandbox.sandboxes import Sandboxes
 
@@ -97,12 +95,10 @@ def _load_sandbox(arguments: argparse.Namespace, cwd: str) -> Sandbox:
     name = arguments.policy
     roots = [_directory("--root", root) for root in arguments.root or [cwd]]
     cwd_uri, root_uris = path_to_uri(cwd), [path_to_uri(root) for root in roots]
-    if name in protocol_sandbox.PRESETS:
+    if name in PRESETS:
         if arguments.root and name == "read-only":
             raise UsageError("--root has no effect with --policy read-only")
-        value: object = protocol_sandbox.preset(
-            name, cwd=cwd_uri, roots=root_uris, network=arguments.network
-        )
+        value: object = preset(name, cwd=cwd_uri, roots=root_uris, network=arguments.network)
     else:
         value = read_policy("--policy", name)
         if arguments.network:
@@ -132,9 +128,9 @@ def describe_view(policy: Policy | None) -> str:
     else:
         disk = HostDisk(sees_placeholders=False)
         patterns = resolve_globs(policy, disk)
-        view = lay_out(policy, disk, runtime_disk.scan_policy(policy, disk))
-        rest = "only the following" if view.is_empty else "everything read-only, except"
-        lines.append(f"files      {rest} (/dev and /proc are private)")
+        view = lay_out(policy, disk, scan_policy(policy, disk))
+        scope = "only the following" if view.is_empty else "everything read-only, except"
+        lines.append(f"files      {scope} (/dev and /proc are private)")
         lines += [f"{step.kind:<11}{step.path}" for step in view.steps]
         lines += [f"link       {link.path} -> {link.target}" for link in view.links]
         lines += [f"missing    {join(name.path, name.name)}" for name in view.missing]

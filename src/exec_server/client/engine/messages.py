@@ -370,11 +370,13 @@ class CallQueue:
                 call.fail(error)
 
 
-# Useless are unknown, refused, repeated or empty messages and frames. A few are normal: servers may
-# be newer, and events may cross a request that ends their subject. Without pause they are a flood,
-# which no time-out of a call would end.
 class UselessMessages:
-    """The useless messages of one connection since the last useful one."""
+    """The useless messages of one connection since the last useful one.
+
+    Useless are unknown, refused, repeated or empty messages and frames. A few are normal: servers
+    may be newer, and events may cross a request that ends their subject. Without pause they are a
+    flood, which no time-out of a call would end.
+    """
 
     __slots__ = ("_last", "_since")
 

@@ -428,12 +428,12 @@ class RemoteProcesses:
         from exec_server.protocol.files import GET_METADATA, GetMetadataParams
 
         try:
-            found = await self._session.call(
+            metadata = await self._session.call(
                 GET_METADATA, GetMetadataParams(params.cwd, user=params.user)
             )
         except ExecServerError:
             return params.cwd.native()
-        return params.argv[0] if found.is_directory else params.cwd.native()
+        return params.argv[0] if metadata.is_directory else params.cwd.native()
 
     async def _join(self, process: RemoteProcess) -> bool:
         """Take over a process that the server has begun to start; False if it has not."""

@@ -309,17 +309,19 @@ def judge(
     answers: Sequence[Answer], capabilities: Capabilities, *, has_sessions: bool
 ) -> ServerFeatures:
     """The features that the answers to PROBES show, in their order."""
-    shown: dict[str, bool] = {}
+    features: dict[str, bool] = {}
     for probe, answer in zip(PROBES, answers, strict=True):
-        shown[probe.feature] = shown.get(probe.feature, False) or probe.shows(answer)
-    return ServerFeatures(capabilities=capabilities, has_sessions=has_sessions, **shown)
+        features[probe.feature] = features.get(probe.feature, False) or probe.shows(answer)
+    return ServerFeatures(capabilities=capabilities, has_sessions=has_sessions, **features)
 
 
-# Where a server lacks a feature, a shell replaces it: `head` ends the input of a pipe, base64
-# arguments replace a pipe, `stty` sets the size of a terminal, and a redirection merges stderr.
-# Then a missing program is the exit code 127 and not an error of the start.
 class StartParamsBuilder:
-    """Builds the params of starts for one server."""
+    """Builds the params of starts for one server.
+
+    Where a server lacks a feature, a shell replaces it: `head` ends the input of a pipe, base64
+    arguments replace a pipe, `stty` sets the size of a terminal, and a redirection merges stderr.
+    Then a missing program is the exit code 127 and not an error of the start.
+    """
 
     def __init__(self, paths: PathResolver, features: ServerFeatures) -> None:
         self._paths = paths
@@ -368,10 +370,10 @@ class StartParamsBuilder:
 
     def _defaults(self, *, tty: bool, clean_env: bool) -> dict[str, str]:
         """Variables that the server does not set."""
-        found = {"TERM": DEFAULT_TERM} if tty else {}
+        variables = {"TERM": DEFAULT_TERM} if tty else {}
         if not (clean_env or self._features.has_environment_policies):
-            found |= {"PATH": DEFAULT_PATH, "HOME": self._paths.home or "/"}
-        return found
+            variables |= {"PATH": DEFAULT_PATH, "HOME": self._paths.home or "/"}
+        return variables
 
 
 def _adapted(params: StartParams, data: bytes | None, features: ServerFeatures) -> StartParams:
@@ -483,9 +485,9 @@ def parse_description(output: bytes) -> dict[str, Any]:
     if len(fields) != 6:
         return {}
     cwd, home, temporary, shell, system, _ = fields
-    found: dict[str, Any] = {"platformOs": system}
+    info: dict[str, Any] = {"platformOs": system}
     paths = {"cwd": cwd, "userHomeDir": home, "tempDir": temporary}
-    found |= {name: PathUri.from_text(path).uri for name, path in paths.items() if path[:1] == "/"}
+    info |= {name: PathUri.from_text(path).uri for name, path in paths.items() if path[:1] == "/"}
     if shell[:1] == "/":
-        found["shell"] = {"name": shell.rpartition("/")[2], "path": shell}
-    return found
+        info["shell"] = {"name": shell.rpartition("/")[2], "path": shell}
+    return info

@@ -159,23 +159,23 @@ class ArchiveReader:
         ) as archive:
             while True:
                 headers.allow(HEADER_BYTES)
-                found = archive.next()
+                member = archive.next()
                 headers.allow(None)
-                if found is None:
+                if member is None:
                     return
                 archive.members.clear()  # type: ignore[attr-defined]  # it would keep all
                 count += 1
                 if count > MAX_ENTRIES:
                     raise InvalidRequest(f"the archive has more than {MAX_ENTRIES} members")
-                yield self._member(archive, found, checked_member(found))
+                yield self._member(archive, member, checked_member(member))
 
-    def _member(self, archive: tarfile.TarFile, found: tarfile.TarInfo, item: Item) -> Member:
+    def _member(self, archive: tarfile.TarFile, entry: tarfile.TarInfo, item: Item) -> Member:
         if item.kind != "f":
             return Member(item)
         self._bytes += item.size
         if self._bytes > self._limit:
             raise InvalidRequest(f"the files of the archive have more than {self._limit} bytes")
-        content = archive.extractfile(found)
+        content = archive.extractfile(entry)
         assert content is not None
         if item.size > FILE_BYTES:
             self._large = content
@@ -183,53 +183,53 @@ class ArchiveReader:
         return Member(item, content.read())  # raises ReadError if the archive ends in it
 
 
-def checked_member(found: tarfile.TarInfo) -> Item:
+def checked_member(member: tarfile.TarInfo) -> Item:
     """The item of a member, with the mode that it gets; raises InvalidRequest for a hostile one."""
-    if max(len(found.name), len(found.linkname)) > NAME_CHARACTERS:
-        raise _refused(found, f"a name has more than {NAME_CHARACTERS} characters")
-    path = posixpath.normpath(found.name.lstrip("/"))
+    if max(len(member.name), len(member.linkname)) > NAME_CHARACTERS:
+        raise _refused(member, f"a name has more than {NAME_CHARACTERS} characters")
+    path = posixpath.normpath(member.name.lstrip("/"))
     if _leads_out(path):
-        raise _refused(found, "it leads out of the directory")
+        raise _refused(member, "it leads out of the directory")
     path = "" if path == "." else path
-    if found.issym() or found.islnk():
-        target = _link_target(found, path)
-        return Item(path, "l" if found.issym() else "h", _file_mode(found), 0, "", target)
-    if found.isdir():
+    if member.issym() or member.islnk():
+        target = _link_target(member, path)
+        return Item(path, "l" if member.issym() else "h", _file_mode(member), 0, "", target)
+    if member.isdir():
         return Item(path, "d", None, 0, "")
-    if not found.isreg():
-        raise _refused(found, "it is neither file, directory nor link")
+    if not member.isreg():
+        raise _refused(member, "it is neither file, directory nor link")
     if not path:
-        raise _refused(found, "it has no name")
-    return Item(path, "f", _file_mode(found), found.size, "")
+        raise _refused(member, "it has no name")
+    return Item(path, "f", _file_mode(member), member.size, "")
 
 
-def _link_target(found: tarfile.TarInfo, path: str) -> str:
+def _link_target(member: tarfile.TarInfo, path: str) -> str:
     """The target of a symlink as it is, that of a hard link as the path of a member."""
-    if not path or not found.linkname:
-        raise _refused(found, "it is a link without a name or target")
-    if found.linkname.startswith("/"):
-        raise _refused(found, f"it is a link to {found.linkname!r}, an absolute path")
-    above = posixpath.dirname(path) if found.issym() else ""
-    whole = posixpath.normpath(posixpath.join(above, found.linkname))
+    if not path or not member.linkname:
+        raise _refused(member, "it is a link without a name or target")
+    if member.linkname.startswith("/"):
+        raise _refused(member, f"it is a link to {member.linkname!r}, an absolute path")
+    above = posixpath.dirname(path) if member.issym() else ""
+    whole = posixpath.normpath(posixpath.join(above, member.linkname))
     if _leads_out(whole):
-        text = f"it is a link to {found.linkname!r}, which leads out of the directory"
-        raise _refused(found, text)
-    return found.linkname if found.issym() else whole
+        text = f"it is a link to {member.linkname!r}, which leads out of the directory"
+        raise _refused(member, text)
+    return member.linkname if member.issym() else whole
 
 
 def _leads_out(path: str) -> bool:
     return path == ".." or path.startswith(("../", "/")) or "\0" in path
 
 
-def _file_mode(found: tarfile.TarInfo) -> int:
-    mode = found.mode & 0o755
+def _file_mode(member: tarfile.TarInfo) -> int:
+    mode = member.mode & 0o755
     if not mode & 0o100:
         mode &= ~0o111
     return mode | 0o600
 
 
-def _refused(found: tarfile.TarInfo, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"member {found.name[:200]!r} of the archive is refused: {reason}")
+def _refused(member: tarfile.TarInfo, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"member {member.name[:200]!r} of the archive is refused: {reason}")
 
 
 @contextmanager
@@ -259,17 +259,17 @@ class _XzReader(io.RawIOBase):
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         data = b""
         while not data:
-            rest = b""
+            packed = b""
             if self._decoder.eof:
-                rest = (self._decoder.unused_data or self._file.read(_READ_BYTES)).lstrip(b"\0")
-                if not rest:
+                packed = (self._decoder.unused_data or self._file.read(_READ_BYTES)).lstrip(b"\0")
+                if not packed:
                     return 0
                 self._decoder = self._new_decoder()
             elif self._decoder.needs_input:
-                rest = self._file.read(_READ_BYTES)
-                if not rest:
+                packed = self._file.read(_READ_BYTES)
+                if not packed:
                     raise EOFError("the compressed data ends early")
-            data = self._decoder.decompress(rest, len(buffer))
+            data = self._decoder.decompress(packed, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
@@ -314,7 +314,6 @@ def _decompressed(source: io.RawIOBase) -> io.BufferedIOBase:
     return buffered
 
 
-# ArchiveSource: the bytes of an archive from anything that has them, for a thread that reads.
 class ArchiveSource(io.RawIOBase):
     """A stream for one thread over any archive; `end` cancels a read of an async iterable."""
 
@@ -338,8 +337,8 @@ class ArchiveSource(io.RawIOBase):
         if callable(read := getattr(archive, "read", None)):
             return lambda: _checked(read(_PIECE_BYTES))
         if isinstance(archive, Iterable) and not isinstance(archive, str):
-            rest = (_checked(piece) for piece in archive)
-            return lambda: next((piece for piece in rest if piece), b"")
+            checked = (_checked(piece) for piece in archive)
+            return lambda: next((piece for piece in checked if piece), b"")
         kind = type(archive).__name__
         raise TypeError(f"an archive must be bytes, a binary file or an iterable, not {kind}")
 
@@ -382,10 +381,12 @@ async def _next_of(pieces: AsyncIterator[bytes]) -> bytes:
     return b""
 
 
-# A hostile archive changes nothing outside: ArchiveReader refuses members that lead out, symlinks
-# come last and may not lead out through others, and nothing is written through a link.
 class ArchiveUpload(TreeUpload):
-    """One archive to unpack into the directory `target`."""
+    """One archive to unpack into the directory `target`.
+
+    A hostile archive changes nothing outside: ArchiveReader refuses members that lead out, symlinks
+    come last and may not lead out through others, and nothing is written through a link.
+    """
 
     def __init__(
         self,
@@ -625,8 +626,8 @@ class ArchiveDownload:
 
     async def chunks(self, path: str) -> AsyncGenerator[bytes, None]:
         """The archive in pieces; names are relative to the directory and begin with `./`."""
-        found = await self._files.stat(path)  # raises NotFound, the clearest error
-        directory, name = (path, "") if found.is_directory else posixpath.split(path)
+        metadata = await self._files.stat(path)  # raises NotFound, the clearest error
+        directory, name = (path, "") if metadata.is_directory else posixpath.split(path)
         skipped = [f"--exclude=./{_escaped(each)}" for each in self._exclude]
         argv = ["tar", "-C", directory or "/", *skipped, "-cf", "-", f"./{name}" if name else "."]
         has_begun = False

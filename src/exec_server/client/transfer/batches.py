@@ -118,15 +118,15 @@ async def read(session: ClientSession, batch: FileBatch) -> list[memoryview | No
     except RpcError:
         return [None] * len(batch.paths)
     sizes = decode_as(ReadFilesResult, answer.value, "contents of files").sizes
-    rest = memoryview(answer.data)
-    if len(sizes) != len(batch.paths) or sum(size or 0 for size in sizes) != len(rest):
+    remaining = memoryview(answer.data)
+    if len(sizes) != len(batch.paths) or sum(size or 0 for size in sizes) != len(remaining):
         raise MalformedAnswer("fs/readFiles: the sizes of files do not fit the data")
     contents: list[memoryview | None] = []
     for size in sizes:
-        if size is not None and not 0 <= size <= len(rest):
+        if size is not None and not 0 <= size <= len(remaining):
             raise MalformedAnswer("fs/readFiles: a size is wrong")
-        contents.append(None if size is None else rest[:size])
-        rest = rest[size or 0 :]
+        contents.append(None if size is None else remaining[:size])
+        remaining = remaining[size or 0 :]
     return contents
 
 
@@ -210,16 +210,16 @@ async def _make_parents(files: RemoteFiles, paths: Iterable[str]) -> None:
 
 async def _read_batches(session: ClientSession, paths: Iterable[str]) -> dict[str, bytes]:
     """Read files together; returns the contents of those that could be read so."""
-    found: dict[str, bytes] = {}
+    by_path: dict[str, bytes] = {}
 
     async def read_batch(batch: FileBatch) -> None:
         contents = await read(session, batch)
         for item, content in zip(batch.items, contents, strict=True):
             if content is not None:
-                found[f"/{item.path}"] = bytes(content)
+                by_path[f"/{item.path}"] = bytes(content)
 
     await for_each_batch((_item(path, ASSUMED_BYTES) for path in paths), "/", read_batch)
-    return found
+    return by_path
 
 
 async def _write_batches(session: ClientSession, contents: Mapping[str, bytes]) -> set[str]:

@@ -74,12 +74,14 @@ _ITEM_BYTES: Final = 256
 _FIND_ERROR: Final = re.compile(r"[^:]*find: ['\u2018](.*)['\u2019]: (.*)")
 
 
-# Nothing in the description is trusted: it is parsed while it is received, so that the first wrong
-# field ends the download, and kept in its own bytes, which take a third of the memory of objects.
-# An entry is six fields, each terminated by NUL. `find` lists a directory before its entries, so
-# the open directories form a stack, which must have the parent of each entry.
 class Listing:
-    """The entries of a tree in the order of `find`; iterating gives Items."""
+    """The entries of a tree in the order of `find`; iterating gives Items.
+
+    Nothing in the description is trusted: it is parsed while it is received, so that the first
+    wrong field ends the download, and kept in its own bytes, which take a third of the memory of
+    objects. An entry is six fields, each terminated by NUL. `find` lists a directory before its
+    entries, so the open directories form a stack, which must have the parent of each entry.
+    """
 
     def __init__(self, source: str) -> None:
         """`source` is the path of the top, for error texts."""
@@ -131,8 +133,8 @@ class Listing:
         while (match := _ENTRY.match(self._data, self._parsed)) is not None:
             self._take(_item(match), match.start())
             self._parsed = match.end()
-        rest = len(self._data) - self._parsed
-        if rest > ENTRY_BYTES or self._data.count(b"\0", self._parsed) >= _FIELDS:
+        unparsed = len(self._data) - self._parsed
+        if unparsed > ENTRY_BYTES or self._data.count(b"\0", self._parsed) >= _FIELDS:
             raise self._malformed(self._data[self._parsed : self._parsed + 64])
 
     def add(self, items: Iterable[Item]) -> None:
@@ -191,10 +193,8 @@ class Listing:
         assert match is not None
         return _item(match)
 
-    def _malformed(self, found: bytes | bytearray) -> MalformedAnswer:
-        return MalformedAnswer(
-            f"{self._source}: the list of files is malformed at {bytes(found)!r}"
-        )
+    def _malformed(self, text: bytes | bytearray) -> MalformedAnswer:
+        return MalformedAnswer(f"{self._source}: the list of files is malformed at {bytes(text)!r}")
 
     def _refused(self, path: str, reason: str) -> MalformedAnswer:
         return MalformedAnswer(f"{self._source}: the server lists {path!r}: {reason}")
@@ -228,11 +228,13 @@ def _too_many(count: int) -> str:
     return f"more than {count} entries: copy the directories in it one by one"
 
 
-# The server chooses names, and perhaps symlinks of an earlier download. So every entry is reached
-# from a descriptor of the caller's directory, component by component: a link that is in the way, or
-# is put there at any moment, is an error or is replaced, and never written through. Blocking.
 class LocalTree:
-    """A file or directory to create; paths of items are relative to it, and "" is the top."""
+    """A file or directory to create; paths of items are relative to it, and "" is the top.
+
+    The server chooses names, and perhaps symlinks of an earlier download. So every entry is reached
+    from a descriptor of the caller's directory, component by component: a link that is in the way,
+    or is put there at any moment, is an error or is replaced, and never written through. Blocking.
+    """
 
     def __init__(
         self,
@@ -420,10 +422,10 @@ class LocalTree:
     def _check_place(self, directory: Directory, name: str) -> None:
         """Refuse to replace an entry by a file, if it must stay."""
         try:
-            found = _check_replaceable(name, directory)
+            metadata = _check_replaceable(name, directory)
         except FileNotFoundError:
             return
-        if (found.st_dev, found.st_ino) in self._ambiguous:
+        if (metadata.st_dev, metadata.st_ino) in self._ambiguous:
             raise FileExistsError(errno.EEXIST, _SAME_NAME)
 
     @contextmanager
@@ -465,16 +467,16 @@ def _split(top: str) -> tuple[str, str]:
 
 def _check_replaceable(name: str, directory: Directory) -> os.stat_result:
     """Refuse to replace a directory or a device, also one that a link leads to."""
-    found = directory.lstat(name)
-    if stat.S_ISDIR(found.st_mode):
+    metadata = directory.lstat(name)
+    if stat.S_ISDIR(metadata.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    kind = found.st_mode
+    kind = metadata.st_mode
     if stat.S_ISLNK(kind):
         with contextlib.suppress(OSError):
             kind = directory.stat(name).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind) or stat.S_ISDIR(kind)):
         raise OSError(errno.EINVAL, SPECIAL)
-    return found
+    return metadata
 
 
 def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
@@ -524,8 +526,8 @@ class Download(TreeCopy):
 
     async def copy(self, source: str, target: str) -> Transfer:
         """Copy the tree; raises OSError if its top cannot be written."""
-        found = await self._files.stat(source)  # raises NotFound, the clearest error
-        listing = await self._scan(source, is_directory=found.is_directory)
+        metadata = await self._files.stat(source)  # raises NotFound, the clearest error
+        listing = await self._scan(source, is_directory=metadata.is_directory)
         top = next(iter(listing))
         if top.kind == "l":  # the server has followed it before
             raise InvalidRequest(f"{source}: {CHANGED}")
@@ -628,9 +630,9 @@ class Download(TreeCopy):
         return items
 
     async def _item(self, source: str, path: str) -> Item:
-        found = await self._files.stat(source)
-        kind = "f" if found.is_file else "?"
-        return Item(path, kind, None, found.size, f"{found.modified:.3f}")
+        metadata = await self._files.stat(source)
+        kind = "f" if metadata.is_file else "?"
+        return Item(path, kind, None, metadata.size, f"{metadata.modified:.3f}")
 
     async def _fetch_batches(self, tree: LocalTree, listing: Listing, source: str) -> set[str]:
         """Fetch small files together; returns the paths of those that were fetched."""
@@ -660,8 +662,8 @@ class Download(TreeCopy):
         self, tree: LocalTree, item: Item, target: str, source: str
     ) -> None:
         if self._options.sync is not None:
-            found = await asyncio.to_thread(_found, target)
-            if await self._is_equal(item, found, target, source):
+            existing = await asyncio.to_thread(_size_and_time, target)
+            if await self._is_equal(item, existing, target, source):
                 self._tally.resume(item.path, item.size)
                 return
         await self._fetch(tree, item, source)
@@ -707,7 +709,7 @@ class Download(TreeCopy):
         return 0
 
 
-def _found(path: str) -> tuple[int, float] | None:
+def _size_and_time(path: str) -> tuple[int, float] | None:
     """The size and time of a regular file of this machine; None if there is none."""
     try:
         info = os.lstat(path)

@@ -285,13 +285,13 @@ class TreeCopy:
         return False
 
     async def _is_equal(
-        self, item: Item, found: tuple[int, float] | None, local: str, remote: str
+        self, item: Item, existing: tuple[int, float] | None, local: str, remote: str
     ) -> bool:
         """Whether the copy that was found, with this size and time, need not be made again."""
-        if self._options.sync is None or found is None or found[0] != item.size:
+        if self._options.sync is None or existing is None or existing[0] != item.size:
             return False
         if self._options.sync == "time":
-            return abs(found[1] - item.time) < TIME_TOLERANCE
+            return abs(existing[1] - item.time) < TIME_TOLERANCE
         with await asyncio.to_thread(open, local, "rb") as file:
             return await self._has_same_start(remote, file.fileno(), item.size)
 
@@ -386,9 +386,11 @@ def _digest(descriptor: int, size: int) -> str:
     return digest.hexdigest()
 
 
-# HelperCommand: a command of another machine, such as find; its output is read as it comes.
 class HelperCommand:
-    """One run of a command. Its messages and exit code are there when `stdout` has ended."""
+    """One run of a command. Its messages and exit code are there when `stdout` has ended.
+
+    A command of another machine, such as find; its output is read as it comes.
+    """
 
     exit_code: int
 
@@ -414,13 +416,15 @@ class HelperCommand:
             self.exit_code = await process.wait()
 
 
-# AtomicReplacement: a new content gets its final name when it is complete, and not before.
-#
-# Blocks go to a temporary file beside the target, which a command renames, or copies if the inode
-# must stay: a hard link, attributes that another file cannot get, a dangling symlink, a mount
-# point.
 class AtomicReplacement:
-    """The temporary file for the new content of one target."""
+    """The temporary file for the new content of one target.
+
+    A new content gets its final name when it is complete, and not before.
+
+    Blocks go to a temporary file beside the target, which a command renames, or copies if the inode
+    must stay: a hard link, attributes that another file cannot get, a dangling symlink, a mount
+    point.
+    """
 
     def __init__(
         self,
@@ -445,15 +449,15 @@ class AtomicReplacement:
         That is so for targets that cannot be written at all: the server then says why.
         """
         try:
-            found = await self._files.stat(self._target)
+            metadata = await self._files.stat(self._target)
         except NotFound:
             self._is_new = True
         except (RpcError, SandboxDenied):
             return None
         else:
-            if not found.is_file or not await self._is_writable():
+            if not metadata.is_file or not await self._is_writable():
                 return None
-            if found.is_symlink:
+            if metadata.is_symlink:
                 self._target = await self._files.realpath(self._target)
         self._part = temporary_path(self._target, uuid.uuid4().hex[:12])
         return self._part

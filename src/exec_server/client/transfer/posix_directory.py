@@ -93,9 +93,9 @@ class Directory:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         permissions = 0o666 if mode is None else 0o600
         descriptor = os.open(part, flags, permissions, dir_fd=self._descriptor)
-        found = os.fstat(descriptor)
-        is_own = found.st_uid == os.geteuid() and found.st_nlink == 1
-        if not stat.S_ISREG(found.st_mode) or not is_own:
+        metadata = os.fstat(descriptor)
+        is_own = metadata.st_uid == os.geteuid() and metadata.st_nlink == 1
+        if not stat.S_ISREG(metadata.st_mode) or not is_own:
             os.close(descriptor)
             raise FileExistsError(errno.EEXIST, f"{part}: {FOREIGN_PART}")
         return descriptor
@@ -106,9 +106,9 @@ def set_file_mode(descriptor: int, mode: int) -> None:
     os.fchmod(descriptor, mode)
 
 
-def file_mode(found: os.stat_result) -> int | None:
+def file_mode(metadata: os.stat_result) -> int | None:
     """The permissions that a copy of a local file or directory gets."""
-    return stat.S_IMODE(found.st_mode) & 0o777
+    return stat.S_IMODE(metadata.st_mode) & 0o777
 
 
 def link_target(path: str) -> str:

@@ -166,8 +166,12 @@ class Upload(TreeUpload):
 
     async def _send_if_changed(self, item: Item, source: str, target: str) -> None:
         if self._options.sync is not None:
-            found = await self._found(target)
-            known = (found.size, found.modified) if found is not None and found.is_file else None
+            existing = await self._stat_or_none(target)
+            known = (
+                (existing.size, existing.modified)
+                if existing is not None and existing.is_file
+                else None
+            )
             if await self._is_equal(item, known, source, target):
                 self._tally.resume(item.path, item.size)
                 return
@@ -185,10 +189,10 @@ class Upload(TreeUpload):
         self._tally.advance(item.path, len(data))
 
     async def _send_large(self, item: Item, source: str, target: str) -> None:
-        found = await self._found(target)
-        if found is not None and found.is_directory:
+        existing = await self._stat_or_none(target)
+        if existing is not None and existing.is_directory:
             raise InvalidRequest(f"{target}: Is a directory")
-        if found is not None and found.is_symlink:
+        if existing is not None and existing.is_symlink:
             target = await self._files.realpath(target)
         part = part_path(target, item)
         with await _open_in_thread(source) as file:
@@ -210,7 +214,7 @@ class Upload(TreeUpload):
                 raise OSError(errno.EBUSY, CHANGED, source)
         await self._finish(part, target, item)
 
-    async def _found(self, path: str) -> Stat | None:
+    async def _stat_or_none(self, path: str) -> Stat | None:
         try:
             return await self._files.stat(path)
         except NotFound:
@@ -278,23 +282,25 @@ def _scan(top: str, fail: Callable[[str, OSError], None]) -> list[Item]:
     `fail` is called for an unreadable entry, and raises if that is the top.
     """
     items = []
-    for path, found in _walk(top, fail):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "?")
+    for path, metadata in _walk(top, fail):
+        kind = _KINDS.get(stat.S_IFMT(metadata.st_mode), "?")
         try:
             target = link_target(join(top, path)) if kind == "l" else ""
         except OSError as error:
             fail(path, error)
             continue
-        items.append(Item(path, kind, file_mode(found), found.st_size, _version(found), target))
+        items.append(
+            Item(path, kind, file_mode(metadata), metadata.st_size, _version(metadata), target)
+        )
         if len(items) > MAX_ENTRIES:
             raise InvalidRequest(f"{top}: more than {MAX_ENTRIES} entries")
     return items
 
 
 def _walk(top: str, fail: Callable[[str, OSError], None]) -> Iterator[tuple[str, os.stat_result]]:
-    found = os.stat(top)
-    yield "", found
-    unvisited = [""] if stat.S_ISDIR(found.st_mode) else []
+    metadata = os.stat(top)
+    yield "", metadata
+    unvisited = [""] if stat.S_ISDIR(metadata.st_mode) else []
     while unvisited:
         directory = unvisited.pop()
         try:
@@ -306,17 +312,17 @@ def _walk(top: str, fail: Callable[[str, OSError], None]) -> Iterator[tuple[str,
         for entry in entries:
             path = f"{directory}/{entry.name}" if directory else entry.name
             try:
-                found = entry.stat(follow_symlinks=False)
+                metadata = entry.stat(follow_symlinks=False)
             except OSError as error:
                 fail(path, error)
                 continue
-            yield path, found
+            yield path, metadata
             if entry.is_dir(follow_symlinks=False):
                 unvisited.append(path)
 
 
-def _version(found: os.stat_result) -> str:
-    return f"{found.st_size} {found.st_mtime_ns}"
+def _version(metadata: os.stat_result) -> str:
+    return f"{metadata.st_size} {metadata.st_mtime_ns}"
 
 
 def _leaves(items: list[Item]) -> list[str]:

@@ -69,10 +69,10 @@ class Directory:
 
     def child(self, name: str) -> Self:
         """Open a directory in this one; raises OSError for a symlink."""
-        found = self.lstat(name)
-        if _is_link(found):
+        metadata = self.lstat(name)
+        if _is_link(metadata):
             raise OSError(errno.ELOOP, IS_SYMLINK)
-        if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(metadata.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         return type(self)(self._entry(name))
 
@@ -108,8 +108,8 @@ class Directory:
         """Open a temporary file."""
         path = self._entry(part)
         with contextlib.suppress(FileNotFoundError):
-            found = os.lstat(path)
-            if _is_link(found) or not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            metadata = os.lstat(path)
+            if _is_link(metadata) or not stat.S_ISREG(metadata.st_mode) or metadata.st_nlink > 1:
                 raise FileExistsError(errno.EEXIST, f"{part}: {FOREIGN_PART}")
         return os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
 
@@ -118,7 +118,7 @@ def set_file_mode(descriptor: int, mode: int) -> None:
     """Modes do not exist here."""
 
 
-def file_mode(found: os.stat_result) -> int | None:
+def file_mode(metadata: os.stat_result) -> int | None:
     """None: a copy of a local file gets the mode of a new file."""
     return None
 
@@ -128,6 +128,6 @@ def link_target(path: str) -> str:
     return os.readlink(path).removeprefix(_SYMLINK_PREFIX).replace("\\", "/")
 
 
-def _is_link(found: os.stat_result) -> bool:
-    attributes: int = getattr(found, "st_file_attributes", 0)
-    return stat.S_ISLNK(found.st_mode) or bool(attributes & _REPARSE_POINT)
+def _is_link(metadata: os.stat_result) -> bool:
+    attributes: int = getattr(metadata, "st_file_attributes", 0)
+    return stat.S_ISLNK(metadata.st_mode) or bool(attributes & _REPARSE_POINT)

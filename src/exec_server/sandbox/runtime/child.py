@@ -24,8 +24,7 @@ import msgspec
 
 from exec_server.errors import ExecServerError, InternalError, os_error_text
 from exec_server.host import libc
-from exec_server.process import command as process_command
-from exec_server.process.command import STATE_DESCRIPTOR, Command
+from exec_server.process.command import STATE_DESCRIPTOR, Command, candidates
 from exec_server.process.spawn import Streams, encode, spawn_first
 from exec_server.sandbox.policy.model import Restrictions, Step, View, choose_restrictions
 from exec_server.sandbox.runtime import confine, kernel, messages, view, worker
@@ -82,12 +81,14 @@ def listen(ports: Sequence[int]) -> list[socket.socket]:
     return listeners
 
 
-# A command without network waits for the init when it opens a socket of the internet, and gets
-# EPERM, the error of all refused calls. So the denial is known, whatever the command prints. Other
-# calls do not reach the listener: a refused `connect` to a unix socket is part of every user
-# look-up.
 class RefusalListener:
-    """Answers refused calls, and reports the first one: a command gains nothing by repeating."""
+    """Answers refused calls, and reports the first one: a command gains nothing by repeating.
+
+    A command without network waits for the init when it opens a socket of the internet, and gets
+    EPERM, the error of all refused calls. So the denial is known, whatever the command prints.
+    Other calls do not reach the listener: a refused `connect` to a unix socket is part of every
+    user look-up.
+    """
 
     def __init__(self, descriptor: int, reporter: messages.Reporter) -> None:
         self._descriptor = descriptor
@@ -451,7 +452,7 @@ def _resolve(
     """The arguments and the environment of a command, and the paths of its program to try."""
     command = Command(request.argv, cwd, request.env, False, False, request.arg0)
     argv, env = encode(command)
-    return argv, env, process_command.candidates(command)
+    return argv, env, candidates(command)
 
 
 def _exit_not_executable(request: messages.ExecRequest, error: OSError | InternalError) -> NoReturn:

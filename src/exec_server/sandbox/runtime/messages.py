@@ -253,11 +253,13 @@ def _read_exactly(control: socket.socket, size: int) -> bytes:
     return b"".join(pieces)
 
 
-# The exit is reported once every process of the command is dead and reaped, and before the init
-# ends: the kernel then takes some milliseconds to remove the namespaces. A killed init reports
-# nothing.
 class Reporter:
-    """The end of the init."""
+    """The end of the init.
+
+    The exit is reported once every process of the command is dead and reaped, and before the init
+    ends: the kernel then takes some milliseconds to remove the namespaces. A killed init reports
+    nothing.
+    """
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control

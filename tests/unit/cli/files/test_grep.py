@@ -42,7 +42,7 @@ def test_groups_that_overlap_or_touch_are_one() -> None:
 
 
 def test_paths_begin_with_the_operand() -> None:
-    shown = grep._shown_path
+    shown = grep._display_path
     assert shown(OPERAND, "a/b", is_directory=True) == "src/a/b"
     assert shown(OPERAND, "src", is_directory=False) == "src"
     here = Operand(cast(Any, None), ".", "box:")

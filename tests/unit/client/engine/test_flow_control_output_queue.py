@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
-from tests.support.memory_environment import PAUSING, Scene, in_environment, turns
+from tests.support.memory_session import PAUSING, Scene, in_environment, turns
 
 from exec_server.client.engine import flow_control as module
 from exec_server.client.engine.flow_control import FlowControl, FlowRequests, OutputQueue, Reader

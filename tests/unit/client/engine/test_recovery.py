@@ -6,8 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.support.memory_environment import Scene, in_environment
-from tests.support.memory_session import GREETING, MemoryDialer, MemoryStream, outcome, play
+from tests.support.memory_session import (
+    GREETING,
+    MemoryDialer,
+    MemoryStream,
+    Scene,
+    in_environment,
+    outcome,
+    play,
+)
 
 from exec_server.client.engine import recovery as module
 from exec_server.client.environment import Environment

@@ -14,7 +14,7 @@ from tests.support.memory_session import (
     MemoryDialer,
     MemoryStream,
     Message,
-    Scene,
+    SessionScene,
     Size,
     measure,
     outcome,
@@ -37,7 +37,7 @@ def restarted(stream: MemoryStream, request: Message) -> None:
         stream.answer(request, GREETING | {"sessionId": OTHER})
 
 
-def in_renewable_session(scene: Scene) -> Callable[[], None]:
+def in_renewable_session(scene: SessionScene) -> Callable[[], None]:
     def test() -> None:
         async def run() -> None:
             dialer = MemoryDialer()
@@ -175,7 +175,7 @@ async def test_closing_ends_the_wait_for_a_new_session(
 # ---- reconnect() ----------------------------------------------------------------------
 
 
-def in_plain_session(scene: Scene) -> Callable[[], None]:
+def in_plain_session(scene: SessionScene) -> Callable[[], None]:
     def test() -> None:
         async def run() -> None:
             dialer = MemoryDialer()

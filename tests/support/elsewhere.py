@@ -1,17 +1,22 @@
-"""Drives the client as on another system: `python -m tests.support.drive_client SYSTEM URL DIR`.
+"""Runs parts as on another system: `python -m tests.support.elsewhere PART SYSTEM ...`.
 
-Prints one line for each part that works; the test compares the lines. SYSTEM is `darwin` or
-`win32`, URL that of a running server, DIR an empty directory.
+`client SYSTEM URL DIR` prints one line for each part of the client that works; the test compares
+the lines. `command SYSTEM WORDS` is an exec-server command. `imports SYSTEM NAMES` imports modules,
+a package with all modules below it, and prints those that need another system. SYSTEM is `darwin`
+or `win32`, URL that of a running server, DIR an empty directory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import pkgutil
 import re
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path, PureWindowsPath
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.support import other_system
 
@@ -113,9 +118,7 @@ async def _use_program(connect: Any) -> None:
         print("stdio", (await env.run(["echo", "there"])).text.strip())
 
 
-def main() -> None:
-    system, url, where = sys.argv[1:]
-    other_system.install(system)
+def drive_client(url: str, where: str) -> None:
     import exec_server
     from exec_server import sync
     from exec_server.host import event_loop
@@ -135,6 +138,42 @@ def main() -> None:
     for name in exec_server.__all__:
         getattr(exec_server, name)
     other_system.check_no_linux_part()
+
+
+def run_command(*words: str) -> None:
+    from exec_server.cli.main import main as run
+
+    genuine_exit = os._exit
+
+    def checked_exit(status: int) -> NoReturn:
+        other_system.check_no_linux_part()
+        genuine_exit(status)
+
+    os._exit = checked_exit
+    sys.argv = ["exec-server", *words]
+    run()
+
+
+def import_modules(*names: str) -> None:
+    for name in names:
+        package = import_module(name)
+        for module in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}."):
+            try:
+                import_module(module.name)
+            except (ImportError, AttributeError):
+                print(module.name)
+    other_system.check_no_linux_part()
+
+
+def main() -> None:
+    part, system, *arguments = sys.argv[1:]
+    parts: dict[str, Callable[..., None]] = {
+        "client": drive_client,
+        "command": run_command,
+        "imports": import_modules,
+    }
+    other_system.install(system)
+    parts[part](*arguments)
 
 
 if __name__ == "__main__":
