@@ -69,6 +69,32 @@ def test_prints_one_line_and_nothing_else(kind: str) -> None:
         assert server.stderr() == ""
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_ignored"),
+    [
+        (["-c", "model=o3", "--config=a.b=[1", "-cc=d"], True),
+        (["--enable", "network_proxy", "--disable", "network_proxy"], True),
+        (["--strict-config"], True),
+        (["--linux-sandbox-pid-namespace", "isolate"], False),
+        (["--linux-sandbox-pid-namespace", "inherit"], True),
+        (["--proxy-private-ips-via-upstream"], False),
+    ],
+)
+def test_flags_of_the_reference(flags: list[str], is_ignored: bool, kind: str) -> None:
+    with start_server(kind, *flags) as server:
+        with server.connect() as client:
+            client.run(["true"])
+        server.stop()
+        assert server.process.stdout is not None
+        assert server.process.stdout.read() == b""
+        told = server.stderr()
+        if kind == "ours" and is_ignored:
+            assert told.startswith("Warning: --")
+            assert told.count("\n") == 1
+        else:
+            assert told == ""
+
+
 def test_given_port_and_default_address(kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]

@@ -119,6 +119,23 @@ def test_requests(
     assert dict(zip(arguments, _words(origin, len(lines)), strict=True)) == arguments
 
 
+@pytest.mark.parametrize("auth", [{}, {"auth": []}])
+def test_a_header_without_a_way_of_authentication(
+    kind: str, client: Client, origin: WebOrigin, auth: dict[str, Any]
+) -> None:
+    """By choice ours takes the header for the way: the reference ignores the provider."""
+    curl = f"curl -sS -m 9 --noproxy '' -x $HTTP_PROXY -o /dev/null {origin.url}/api/x"
+    script = f'{curl} -H "X-Key: Key $MY_TOKEN"; {curl} {_BEARER}; echo $MY_TOKEN'
+    members = {"header": "X-Key", "prefix": "Key ", **auth}
+    shown = _run(client, script, f"{origin.url}/api/", **members).strip()
+    if kind == "reference":
+        assert shown == _SECRET
+        assert _words(origin, 2) == ["secret", "secret"]
+    else:
+        assert shown != _SECRET
+        assert _words(origin, 2) == ["secret", "dummy"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "fits"),
     [

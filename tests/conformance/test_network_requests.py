@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.client import Server
+from tests.support.client import Server, start_server
 from tests.support.network import (
     Proxies,
     WebOrigin,
@@ -72,3 +72,29 @@ def test_limited_mode_and_socks(server: Server) -> None:
             *("method_not_allowed", "denied"),
             *("allow", "mitm_required"),
         ]
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_private_addresses_through_the_upstream_proxy(
+    kind: str, origin: WebOrigin, by_variable: bool
+) -> None:
+    """Without the flag they would be dialled; loopback always is."""
+    variable = {"CODEX_EXEC_SERVER_PROXY_PRIVATE_IPS_VIA_UPSTREAM": "true"} if by_variable else {}
+    flags = () if by_variable else ("--proxy-private-ips-via-upstream",)
+    rules = network_proxy(
+        domains={"10.1.2.3": "allow", "127.0.0.1": "allow"},
+        allowUpstreamProxy=True,
+        allowLocalBinding=True,
+    )
+    with (
+        start_server(kind, *flags, env={"HTTP_PROXY": origin.url, **variable}) as server,
+        server.connect() as client,
+    ):
+        proxies = start_proxies(client, rules)
+        for host, line in (
+            ("10.1.2.3", "GET http://10.1.2.3/private HTTP/1.1"),
+            (f"127.0.0.1:{origin.port}", "GET /private HTTP/1.1"),
+        ):
+            sent = f"GET http://{host}/private HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+            assert exchange(proxies.http, sent, until=b"origin").startswith(b"HTTP/1.1 200 ")
+            assert origin.requests[-1].startswith(f"{line}\n")

@@ -23,8 +23,6 @@ def test_help_teaches() -> None:
     assert "examples:" in ended.stdout
     for word in ("--remote", "--environment-id"):
         assert word in ended.stdout
-    # A flag of the reference that does not work here is not shown.
-    assert "--linux-sandbox-pid-namespace" not in ended.stdout
 
 
 def test_every_example_of_the_help_starts(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Literal, Self, get_args
 
 import msgspec
 
-from exec_server.errors import InvalidParams
+from exec_server.errors import InvalidParams, RpcError
 from exec_server.protocol import legacy_sandbox
 from exec_server.protocol.decoding import NonZeroUsize, Params, Prepare, Result
 from exec_server.protocol.paths import PathUri
@@ -18,6 +18,9 @@ Operation = Literal["read", "write", "network", "syscall"]
 
 PresetName = Literal["read-only", "workspace-write"]
 PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)
+
+# `windowsSandboxLevel: "mxc"` asks for a sandbox of Windows.
+NO_MXC: Final = "native MXC is unavailable on this executor"
 
 # Writable directories: the workspace and those for temporary files.
 _WRITABLE: Final = {"read-only": (), "workspace-write": ("project_roots", "slash_tmp", "tmpdir")}
@@ -149,6 +152,17 @@ class Sandbox(Params, frozen=True, kw_only=True):
     windows_sandbox_proxy_settings_mode: Literal["reconcile", "preserve"] | None = None
     use_legacy_landlock: bool = False
 
+    @property
+    def policy_cwd(self) -> FileUri | None:
+        """The directory that relative entries belong to; None: that of the process."""
+        context = self.policy_context
+        return self.cwd if context is None or context.cwd is None else context.cwd
+
+    @property
+    def policy_roots(self) -> list[FileUri]:
+        """The project roots; those beside a context do not count, even if it has none."""
+        return (self.policy_context or self).workspace_roots
+
 
 class Confinable(Params, frozen=True, kw_only=True):
     """Params with a `sandbox`, and a `user` whose rights apply instead of the server's."""
@@ -166,6 +180,27 @@ class Denial(Result, frozen=True):
     path: str | None
     operation: Operation | None
     rule: str | None  # of the policy; None if no rule is known to forbid it
+
+
+def check_process_paths(sandbox: Sandbox, cwd: PathUri) -> None:
+    """Raise InvalidParams for a path of another system, in the order of the reference."""
+    _check_native(sandbox.policy_cwd or cwd, "invalid sandbox policy cwd: ")
+    for root in sandbox.policy_roots:
+        _check_native(root, "invalid sandbox workspace root: ")
+    permissions = sandbox.permissions
+    if isinstance(permissions, Managed) and isinstance(permissions.file_system, Restricted):
+        for entry in permissions.file_system.entries:
+            if isinstance(entry.path, ExactPath):
+                _check_native(entry.path.path, "invalid sandbox permission path: ")
+    _check_native(cwd, f"command cwd URI `{cwd}` is not valid on this host: ")
+
+
+def _check_native(path: PathUri, prefix: str) -> None:
+    try:
+        path.native()
+    except RpcError as error:
+        text = f"failed to prepare process sandbox: {prefix}{error.message}"
+        raise InvalidParams(text) from None
 
 
 # Named policies as the `sandbox` object of a request.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from exec_server.errors import InvalidParams
-from exec_server.protocol.network import CredentialProvider
+from exec_server.protocol.network import Authentication, CredentialProvider
 from exec_server.protocol.urls import parse_address
 from exec_server.proxy import hosts
 
@@ -442,11 +442,19 @@ def _custom(name: str, provider: CredentialProvider) -> Provider:
         raise InvalidParams(f"{_PREFIX}{text}") from None
     except ValueError as error:
         raise InvalidParams(f"{_PREFIX}credential provider `{label}`: {error}") from None
-    # Codex sends an empty list if the user names none.
-    schemes = frozenset(each.encode() for each in provider.auth or ["bearer"] if each != "header")
+    schemes = frozenset(each.encode() for each in _authentication(provider) if each != "header")
     header = None if provider.header is None else provider.header.lower().encode()
     usage = Usage(destinations, schemes, header, (provider.prefix or "").encode())
     return Provider(tuple(provider.env), usage, patterns, provider.url_prefix_from_env)
+
+
+def _authentication(provider: CredentialProvider) -> Sequence[Authentication]:
+    """How requests show the secret; Codex sends an empty list if the user names no way.
+
+    A header without a way is meant. The reference ignores such a provider, and gives its secrets
+    to the process.
+    """
+    return provider.auth or (["bearer"] if provider.header is None else ["header"])
 
 
 def _fault(provider: CredentialProvider) -> str | None:
@@ -471,7 +479,7 @@ def _fault(provider: CredentialProvider) -> str | None:
 
 
 def _authentication_fault(provider: CredentialProvider) -> str | None:
-    uses_header = "header" in provider.auth
+    uses_header = "header" in _authentication(provider)
     if provider.prefix is not None and not uses_header:
         return "requires header authentication to use a header prefix"
     if uses_header != (provider.header is not None):

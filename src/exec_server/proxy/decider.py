@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 # The time of a look-up, as in the reference; then the name counts as unknown.
 LOOKUP_SECONDS = 2.0
+# The addresses of a name that are compared with all patterns, and dialled one after the other.
+# Names have a few; further ones are not used.
+MAX_ADDRESSES: Final = 16
 # A reason of the client is shown to the process and in reports.
 REASON_BYTES: Final = 1024
 
@@ -70,10 +73,28 @@ class Decider:
             return refused
         decision = await self._decide_domain(request)
         self.report(request, decision)
-        if refused is not None and decision.is_allowed:
+        if not decision.is_allowed:
+            return decision
+        if refused is None:
+            decision = self._dialled(request.host, decision)
+            refused = None if decision.is_allowed else decision
+        if refused is not None:
             self.report(request, refused)
             return refused
         return decision
+
+    def _dialled(self, host: str, allowed: Decision) -> Decision:
+        """Leave out the addresses that rules forbid; a refusal if none is left.
+
+        The host itself is allowed, so the refusal is a second decision, as in the reference, which
+        gives `policy_denied` as the reason for both rules.
+        """
+        reasons = {each: self.policy.address_refusal(host, each) for each in allowed.addresses}
+        left = tuple(address for address, reason in reasons.items() if reason is None)
+        if left or not reasons:
+            return replace(allowed, addresses=left)
+        reason = "denied" if "denied" in reasons.values() else "policy_denied"
+        return Decision("deny", "baseline_policy", reason, scope="non_domain")
 
     async def _decide_domain(self, request: NetworkAccess) -> Decision:
         verdict = self.policy.verdict(request.host)
@@ -93,8 +114,6 @@ class Decider:
 
     async def _checked(self, host: str, allowed: Decision) -> Decision:
         addresses = await self._look_up(host)
-        if self.policy.denies(addresses):
-            return Decision("deny", "baseline_policy", "denied")
         # A name without addresses may be a name of a network that is only known elsewhere.
         is_known = bool(addresses) or self.policy.may_be_local(host)
         if not is_known or not self.policy.may_dial(host, addresses):
@@ -106,7 +125,7 @@ class Decider:
             return (host,)
         try:
             async with asyncio.timeout(LOOKUP_SECONDS):
-                return await self._resolve(host)
+                return (await self._resolve(host))[:MAX_ADDRESSES]
         except (OSError, UnicodeError):  # TimeoutError is an OSError
             return ()
 

@@ -86,6 +86,13 @@ def address_forms(address: str) -> tuple[str, ...]:
     return (*forms, *(_ANY_TO_LOOPBACK[form] for form in forms if form in _ANY_TO_LOOPBACK))
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine by its own name."""
+    if parse_address(host) is None:
+        return host == "localhost"
+    return any(ip_address(form).is_loopback for form in address_forms(host))
+
+
 def split_authority(text: str, default_port: int | None) -> tuple[str, int] | None:
     """Host and port of `HOST[:PORT]`; None if either is missing or invalid."""
     try:

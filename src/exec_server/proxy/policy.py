@@ -43,6 +43,7 @@ _TLS_PORT: Final = 443
 
 Verdict = Literal["allow", "denied", "not_allowed_local", "not_allowed"]
 Reason = Literal["method_not_allowed", "mitm_required"]
+AddressReason = Literal["denied", "policy_denied"]
 
 
 class DomainPatterns:
@@ -229,11 +230,12 @@ class NetworkPolicy:
         """
         if not hosts.is_usable(host):
             return "not_allowed"
-        if self._denied.match(host):
+        forms = _forms(host)
+        if any(map(self._denied.match, forms)):
             return "denied"
         if not self.may_be_local(host) and is_local(host):
             return "not_allowed_local"
-        if not self._allowed.match(host) or self._reviewed.match(host):
+        if not self._allowed.match(host) or any(map(self._reviewed.match, forms)):
             return "not_allowed"
         return "allow"
 
@@ -245,16 +247,19 @@ class NetworkPolicy:
         """Whether all addresses that were found for an allowed host may be connected to."""
         return self.may_be_local(host) or all(map(hosts.is_public, addresses))
 
-    def denies(self, addresses: Iterable[str]) -> bool:
-        """Whether a `deny` matches an address that would be dialled.
+    def address_refusal(self, host: str, address: str) -> AddressReason | None:
+        """Why an address that was found for an allowed host must not be dialled.
 
         127.0.0.1 has other spellings (`127.1`, `2130706433`), and 0.0.0.0 or a name may lead there.
+        The review of a host covers its addresses.
         """
-        return any(
-            self._denied.match(form)
-            for address in addresses
-            for form in hosts.address_forms(address)
-        )
+        forms = hosts.address_forms(address)
+        if any(map(self._denied.match, forms)):
+            return "denied"
+        is_reviewed = any(map(self._reviewed.match, _forms(host)))
+        if not is_reviewed and any(map(self._reviewed.match, forms)):
+            return "policy_denied"
+        return None
 
     def mode_refusal(self, protocol: Protocol, method: str | None, port: int) -> Reason | None:
         """Why the limited mode refuses a request, whatever its host is."""
@@ -269,6 +274,11 @@ class NetworkPolicy:
 
 def _with_rule(settings: ProxySettings, rule: str) -> list[str]:
     return [pattern for pattern, each in (settings.domains or {}).items() if each == rule]
+
+
+def _forms(host: str) -> Sequence[str]:
+    """The texts of a host that rules are compared with: an address may contain another one."""
+    return (host,) if parse_address(host) is None else hosts.address_forms(host)
 
 
 def is_local(host: str) -> bool:

@@ -330,7 +330,7 @@ class ProcessProxy(Listeners):
         self._is_limited = policy.is_limited
         self._decider = Decider(process_id, policy, controller, resources.resolve)
         variables = resources.variables if launch.proxy.allow_upstream_proxy else None
-        self._upstream = Upstream(variables)
+        self._upstream = Upstream(variables, private=resources.private_via_upstream)
         self._interceptor: Interceptor | None = None
         self._associations = 0
         self._has_datagrams = False

@@ -25,6 +25,7 @@ class ProxyResources(msgspec.Struct):
     tasks: GuardedTasks
     lookup_threads: ThreadPool
     variables: Mapping[str, str]  # the server's own, for `allowUpstreamProxy`
+    private_via_upstream: bool = False  # private addresses, too, are reached through its proxy
     loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
     connections: int = 0
     # Dummies for secrets are made with it: the same value has the same dummy.

@@ -33,16 +33,20 @@ class Route(NamedTuple):
 class Upstream:
     """Finds the next hop of a process's requests, and connects to it."""
 
-    def __init__(self, variables: Mapping[str, str] | None) -> None:
-        """`variables` are the server's own; None if its proxies must not be used."""
+    def __init__(self, variables: Mapping[str, str] | None, *, private: bool = False) -> None:
+        """`variables` are the server's own; None if its proxies must not be used.
+
+        With `private` they also lead to private addresses, as far as the rules allow these.
+        """
+        self._is_direct = hosts.is_loopback if private else is_local
         variables = variables or {}
         self._http_proxy = _proxy(variables, "HTTP_PROXY", "ALL_PROXY")
         self._tunnel_proxy = _proxy(variables, "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 
     def route(self, host: str, port: int, addresses: Sequence[str], *, tunnel: bool) -> Route:
-        """The next hop for an allowed host; local ones are always dialled."""
+        """The next hop for an allowed host; those of this machine are always dialled."""
         proxy = self._tunnel_proxy if tunnel else self._http_proxy
-        if proxy is None or is_local(host):
+        if proxy is None or self._is_direct(host):
             return Route(addresses, port)
         return proxy
 

@@ -12,11 +12,11 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from exec_server.errors import InternalError, RpcError, lossy, rpc_error_from_os
+from exec_server.errors import InternalError, InvalidRequest, RpcError, lossy, rpc_error_from_os
 from exec_server.protocol import files
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.files import ConfinableParams
-from exec_server.protocol.sandbox import Sandbox
+from exec_server.protocol.sandbox import NO_MXC, Sandbox
 from exec_server.sandbox.builder import (
     LEGACY_LANDLOCK,
     SandboxBuilder,
@@ -199,6 +199,10 @@ class FileSandbox:
         if policy is None or policy.rules is None:
             return None
         is_trusted_read = reading and allows_all_reads(policy)
+        if sandbox.windows_sandbox_level == "mxc" and not is_trusted_read:
+            raise InvalidRequest(
+                f"failed to prepare fs sandbox: failed to prepare MXC sandbox: {NO_MXC}"
+            )
         return FilePolicy(
             self._workers, policy, is_trusted_read, is_legacy=sandbox.use_legacy_landlock
         )

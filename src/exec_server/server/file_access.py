@@ -189,8 +189,7 @@ def _rule_count(sandbox: Sandbox) -> int:
     permissions = sandbox.permissions
     if not isinstance(permissions, Managed) or not isinstance(permissions.file_system, Restricted):
         return 0
-    roots = (sandbox.policy_context or sandbox).workspace_roots
-    return len(permissions.file_system.entries) * (len(roots) + 1)
+    return len(permissions.file_system.entries) * (len(sandbox.policy_roots) + 1)
 
 
 def _compiled_access(sandboxes: Sandboxes, sandbox: Sandbox, *, reading: bool) -> FileAccess:

@@ -88,6 +88,7 @@ class Options(msgspec.Struct, frozen=True):
     # Called with a path that must be removed if the server is killed, and whether it exists.
     register_cleanup: Callable[[str, bool], None] = lambda path, exists: None
     allow_port_hosts: bool = False  # forward connections to other hosts than this machine
+    private_via_upstream: bool = False  # see proxy.upstream
 
 
 class _LazyHttpClient:
@@ -161,7 +162,7 @@ async def _server_context(
             sweeper = tasks.create_task(_sweep(sandboxes, decode_threads))
             loader = tasks.create_task(_load_when_idle(sandboxes, sessions, cleanup_threads))
             detached = DetachedProcesses(make_table)
-            proxies = ProxyResources(tasks, lookup_threads, variables)
+            proxies = ProxyResources(tasks, lookup_threads, variables, options.private_via_upstream)
             try:
                 yield ServerContext(
                     environment=environment.describe(variables),

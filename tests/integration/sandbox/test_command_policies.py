@@ -70,7 +70,8 @@ def test_file_with_a_request(command: SandboxCommand) -> None:
         (policy(special("root", "zz")), "unknown variant `zz`, expected one of `read`, `write`"),
         (policy(glob("/*.key")), "unreadable glob `/*.key` cannot be safely expanded"),
         (policy(useLegacyLandlock=True), "useLegacyLandlock is not supported"),
-        (policy(cwd="file:///C:/x"), "'file:///C:/x' is invalid on 'linux'"),
+        (policy(windowsSandboxLevel="mxc"), "native MXC is unavailable on this executor"),
+        (policy(cwd="file:///C:/x"), "invalid sandbox policy cwd: 'file:///C:/x' is invalid on"),
     ],
 )
 def test_file_with_a_mistake(tmp_path: Path, value: Json | str, text: str) -> None:

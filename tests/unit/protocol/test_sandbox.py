@@ -23,6 +23,7 @@ from exec_server.protocol.sandbox import (
     Restricted,
     Sandbox,
     SpecialPath,
+    check_process_paths,
 )
 
 DISABLED = {"permissions": {"type": "disabled"}, "windowsSandboxLevel": "disabled"}
@@ -85,6 +86,69 @@ def test_entries_are_decoded() -> None:
         PolicyEntry(SpecialPath(ProjectRoots()), "write", "skip"),
     ]
     assert decoded.permissions == Managed(Restricted(expected), "enabled")
+
+
+_PREFIX = "failed to prepare process sandbox: "
+_HERE, _FOREIGN, _OTHER = "file:///tmp", "file:///C:/x", "file://server/share"
+_INVALID = f"'{_FOREIGN}' is invalid on 'linux'"
+
+
+def _managed(path: str = _HERE, **members: Any) -> dict[str, Any]:
+    entries: list[dict[str, Any]] = [
+        {"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"},
+        {"path": {"type": "path", "path": path}, "access": "read"},
+    ]
+    file_system = {"type": "restricted", "entries": entries}
+    permissions = {"type": "managed", "file_system": file_system, "network": "restricted"}
+    return DISABLED | {"permissions": permissions} | members
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "cwd", "text"),
+    [
+        (_managed(_FOREIGN), _HERE, f"invalid sandbox permission path: {_INVALID}"),
+        (_managed(_OTHER, cwd=_FOREIGN), _OTHER, f"invalid sandbox policy cwd: {_INVALID}"),
+        (_managed(_OTHER), _FOREIGN, f"invalid sandbox policy cwd: {_INVALID}"),
+        (
+            _managed(_OTHER, cwd=_OTHER, policyContext={"cwd": _FOREIGN}),
+            _HERE,
+            f"invalid sandbox policy cwd: {_INVALID}",
+        ),
+        (
+            _managed(cwd=_FOREIGN, policyContext={}),
+            _HERE,
+            f"invalid sandbox policy cwd: {_INVALID}",
+        ),
+        (
+            _managed(_OTHER, workspaceRoots=[_HERE, _FOREIGN]),
+            _HERE,
+            f"invalid sandbox workspace root: {_INVALID}",
+        ),
+        (
+            _managed(policyContext={"workspaceRoots": [_FOREIGN]}),
+            _HERE,
+            f"invalid sandbox workspace root: {_INVALID}",
+        ),
+        (
+            _managed(cwd=_HERE),
+            _FOREIGN,
+            f"command cwd URI `{_FOREIGN}` is not valid on this host: {_INVALID}",
+        ),
+        (DISABLED | {"cwd": _FOREIGN}, _HERE, f"invalid sandbox policy cwd: {_INVALID}"),
+    ],
+)
+def test_paths_of_another_system_are_refused_for_processes(
+    sandbox: dict[str, Any], cwd: str, text: str
+) -> None:
+    with pytest.raises(InvalidParams) as refusal:
+        check_process_paths(decode(Sandbox, sandbox), PathUri.from_wire(cwd))
+    assert refusal.value.message == _PREFIX + text
+
+
+def test_roots_beside_a_policy_context_do_not_count_for_processes() -> None:
+    sandbox = decode(Sandbox, _managed(workspaceRoots=[_FOREIGN], policyContext={}))
+    check_process_paths(sandbox, PathUri.from_wire(_HERE))
+    assert sandbox.policy_roots == []
 
 
 def _params() -> list[type[Params]]:

@@ -44,6 +44,9 @@ def test_ways_of_authentication() -> None:
     usage = _provider(auth=["basic", "header"], header="X-Api-Key", prefix="Key ").usage
     assert usage.schemes == {b"basic"}
     assert (usage.header, usage.prefix) == (b"x-api-key", b"Key ")
+    alone = Usage((parse_destination(_URL),), frozenset(), b"x-api-key", b"Key ")
+    assert _provider(header="X-Api-Key", prefix="Key ").usage == alone
+    assert _provider(header="X-Api-Key", prefix="Key ", auth=["header"]).usage == alone
 
 
 def test_a_prefix_that_a_variable_names() -> None:
@@ -113,7 +116,7 @@ def test_built_in_providers_of_ones_own_hosts() -> None:
             "authentication",
         ),
         (
-            {"header": "x"},
+            {"auth": ["bearer"], "header": "x"},
             "credential provider `mine` requires a header name exactly when using header "
             "authentication",
         ),

@@ -12,7 +12,7 @@ from tests.support.network import launch
 
 from exec_server.protocol.network import DecisionParams, Destination, PolicyParams
 from exec_server.proxy import decider as module
-from exec_server.proxy.decider import Decider, decode_answer
+from exec_server.proxy.decider import MAX_ADDRESSES, Decider, decode_answer
 from exec_server.proxy.policy import Decision, NetworkAccess, NetworkPolicy
 
 
@@ -102,31 +102,111 @@ def test_names_with_local_addresses_are_refused(addresses: list[str]) -> None:
     assert decision == Decision("deny", "baseline_policy", "not_allowed_local")
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::ffff:127.0.0.1", "::ffff:7f00:1", "0.0.0.0"])
+def test_a_denied_address_in_the_form_of_another_is_refused_at_once(host: str) -> None:
+    client = FakeClient(_allow())
+    for domains in ({"*": "allow", "127.0.0.1": "deny"}, {"127.0.0.1": "deny"}):
+        decision = client.decide(host, domains=domains, allowLocalBinding=True, timeout=1000)
+        assert decision == Decision("deny", "baseline_policy", "denied")
+    assert client.asked == []
+
+
+_REFUSED_ADDRESS = Decision("deny", "baseline_policy", "denied", scope="non_domain")
+_UNREVIEWED_ADDRESS = Decision("deny", "baseline_policy", "policy_denied", scope="non_domain")
+
+
 @pytest.mark.parametrize(
     ("host", "addresses"),
     [
         ("127.1", ["127.0.0.1"]),
-        ("a.test", ["::1", "127.0.0.1"]),
-        ("::ffff:127.0.0.1", []),
-        ("::ffff:7f00:1", []),
+        ("a.test", ["::ffff:127.0.0.1", "127.0.0.1"]),
         ("a.test", ["fe80::1%lo"]),
+        ("localhost", ["127.0.0.1"]),
+        ("a.test", ["10.1.2.3"]),
     ],
 )
-def test_a_denied_address_is_refused_in_any_spelling(host: str, addresses: list[str]) -> None:
-    domains = {"*": "allow", "127.0.0.1": "deny", "fe80::1": "deny"}
+def test_a_name_with_denied_addresses_is_refused(host: str, addresses: list[str]) -> None:
+    rules = {"127.0.0.1": "deny", "fe80::1": "deny", "10.*": "deny"}
     client = FakeClient(_allow(), addresses)
-    decision = client.decide(host, domains=domains, allowLocalBinding=True)
-    assert decision == Decision("deny", "baseline_policy", "denied")
-    del domains["*"]
-    decision = client.decide(host, domains=domains, allowLocalBinding=True, timeout=1000)
-    assert decision == Decision("deny", "baseline_policy", "denied")
+    decision = client.decide(host, domains={"*": "allow", **rules}, allowLocalBinding=True)
+    assert decision == _REFUSED_ADDRESS
+    decision = client.decide(host, domains=rules, allowLocalBinding=True, timeout=1000)
+    assert decision == _REFUSED_ADDRESS
+    # The host itself is allowed, which the client is told first.
+    assert [(each.scope, each.decision, each.reason) for each in client.reports] == [
+        *(("domain", "allow", "allow"), ("non_domain", "deny", "denied")),
+        *(("domain", "allow", "not_allowed"), ("non_domain", "deny", "denied")),
+    ]
+    assert client.looked_up == [host, host]
 
 
-def test_a_pattern_denies_addresses() -> None:
-    client = FakeClient(addresses=["10.1.2.3"])
-    domains = {"*": "allow", "10.*": "deny"}
-    decision = client.decide("a.test", domains=domains, allowLocalBinding=True)
-    assert decision.reason == "denied"
+def test_forbidden_addresses_are_left_out() -> None:
+    client = FakeClient(addresses=("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    domains, review = {"*": "allow", "10.0.0.1": "deny"}, ["10.0.0.3"]
+    decision = client.decide(
+        "a.test", domains=domains, reviewDomains=review, allowLocalBinding=True
+    )
+    assert decision == Decision("allow", "baseline_policy", "allow", ("10.0.0.2",))
+    assert len(client.reports) == 1
+    # Without local binding every address has to be public, whether or not it would be dialled.
+    decision = client.decide("a.test", domains=domains, reviewDomains=review)
+    assert decision.reason == "not_allowed_local"
+
+
+@pytest.mark.parametrize(
+    ("domains", "review", "is_asked", "expected"),
+    [
+        ({"*": "allow"}, ["10.0.0.1"], False, _UNREVIEWED_ADDRESS),
+        ({"*": "allow"}, ["10.0.0.*"], False, _UNREVIEWED_ADDRESS),
+        ({}, ["10.0.0.1"], True, _UNREVIEWED_ADDRESS),
+        ({"*": "allow"}, ["a.test", "10.0.0.1"], True, None),
+        ({"*": "allow"}, ["b.test"], False, None),
+        ({"*": "allow", "10.0.0.1": "deny"}, ["a.test", "10.0.0.1"], True, _REFUSED_ADDRESS),
+    ],
+)
+def test_reviewed_addresses_need_a_reviewed_name(
+    domains: dict[str, str], review: list[str], is_asked: bool, expected: Decision | None
+) -> None:
+    client = FakeClient(_allow(), ("10.0.0.1",))
+    decision = client.decide(
+        "a.test", domains=domains, reviewDomains=review, allowLocalBinding=True, timeout=1000
+    )
+    assert bool(client.asked) == is_asked
+    assert client.reports[0].decision == "allow"
+    if expected is None:
+        assert (decision.is_allowed, decision.addresses) == (True, ("10.0.0.1",))
+    else:
+        assert decision == expected
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "::ffff:10.0.0.1"])
+def test_a_reviewed_address_is_asked_about(host: str) -> None:
+    client = FakeClient(_allow())
+    decision = client.decide(
+        host,
+        domains={"*": "allow"},
+        reviewDomains=["10.0.0.1"],
+        allowLocalBinding=True,
+        timeout=1000,
+    )
+    assert len(client.asked) == 1
+    assert (decision.is_allowed, decision.addresses) == (True, (host,))
+
+
+def test_only_some_addresses_of_a_name_are_used() -> None:
+    addresses = [f"8.8.8.{number}" for number in range(1, MAX_ADDRESSES + 2)]
+    decision = FakeClient(addresses=addresses).decide("a.test")
+    assert decision.addresses == tuple(addresses[:MAX_ADDRESSES])
+
+
+def test_a_limited_process_is_told_of_its_mode_only() -> None:
+    client = FakeClient(addresses=["10.0.0.1"])
+    domains = {"*": "allow", "10.0.0.1": "deny"}
+    decision = client.decide(
+        "a.test", domains=domains, allowLocalBinding=True, mode="limited", method="POST"
+    )
+    assert decision.reason == "method_not_allowed"
+    assert [each.reason for each in client.reports] == ["allow", "method_not_allowed"]
 
 
 def test_silent_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +216,7 @@ def test_silent_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_local_binding_dials_any_address() -> None:
     client = FakeClient(addresses=["127.0.0.1"])
-    assert client.decide("a.test", allowLocalBinding=True).addresses == ["127.0.0.1"]
+    assert client.decide("a.test", allowLocalBinding=True).addresses == ("127.0.0.1",)
     client.addresses = ()
     # Allowed, but there is nothing to dial.
     assert client.decide("a.test", allowLocalBinding=True) == Decision(

@@ -72,6 +72,25 @@ def test_connecting_is_limited_for_all_addresses_together(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
+    ("host", "is_direct"),
+    [
+        ("10.0.0.1", False),
+        ("fd00::1", False),
+        ("a.test", False),
+        *(
+            (host, True)
+            for host in ("localhost", "127.8.8.8", "::1", "0.0.0.0", "::ffff:127.0.0.1")
+        ),
+    ],
+)
+def test_private_addresses_may_be_reached_through_the_proxy(host: str, is_direct: bool) -> None:
+    upstream = Upstream(_PROXY, private=True)
+    for tunnel in (False, True):
+        assert upstream.route(host, 80, ("8.8.8.8",), tunnel=tunnel).is_proxy != is_direct
+    assert not Upstream({}, private=True).route(host, 80, ("8.8.8.8",), tunnel=False).is_proxy
+
+
+@pytest.mark.parametrize(
     ("variables", "host", "tunnel", "route"),
     [
         (None, "a.test", False, Route(("8.8.8.8",), 80)),

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
-from exec_server.errors import InternalError, RpcError
+from exec_server.errors import InternalError, InvalidRequest, RpcError
 from exec_server.protocol import files
 from exec_server.protocol import sandbox as wire
 from exec_server.protocol.paths import PathUri
@@ -44,6 +45,19 @@ def test_a_disabled_sandbox_has_no_policy() -> None:
     disabled = wire.Sandbox(permissions=wire.Disabled(), windows_sandbox_level="disabled")
     assert _file_sandbox().policy_for(disabled, reading=True) is None
     assert _file_sandbox().policy_for(_sandbox(_root("write")), reading=False) is None
+
+
+def test_a_sandbox_of_windows_is_refused_for_all_but_trusted_reads() -> None:
+    reads = replace(_sandbox(_root("read")), windows_sandbox_level="mxc")
+    policy = _file_sandbox().policy_for(reads, reading=True)
+    assert policy is not None
+    assert policy.is_trusted_read
+    text = "failed to prepare fs sandbox: failed to prepare MXC sandbox: native MXC is unavailable"
+    with pytest.raises(InvalidRequest, match=text):
+        _file_sandbox().policy_for(reads, reading=False)
+    partial = replace(_sandbox(_path("/usr", "read")), windows_sandbox_level="mxc")
+    with pytest.raises(InvalidRequest, match=text):
+        _file_sandbox().policy_for(partial, reading=True)
 
 
 @pytest.mark.parametrize(

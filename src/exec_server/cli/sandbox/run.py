@@ -25,9 +25,16 @@ from exec_server.process.command import Command, candidates
 from exec_server.process.orphans import Orphans, Owner
 from exec_server.process.spawn import Child, Streams, encode, spawn_first
 from exec_server.protocol import decoding
-from exec_server.protocol.paths import path_to_uri
+from exec_server.protocol.paths import PathUri, path_to_uri
 from exec_server.protocol.process import OutputChunk
-from exec_server.protocol.sandbox import PRESETS, Confinable, Sandbox, preset
+from exec_server.protocol.sandbox import (
+    NO_MXC,
+    PRESETS,
+    Confinable,
+    Sandbox,
+    check_process_paths,
+    preset,
+)
 from exec_server.sandbox.commands import CommandDenials
 from exec_server.sandbox.policy import compiler
 from exec_server.sandbox.policy.access import explain_denial, join
@@ -75,6 +82,7 @@ def prepare_command(arguments: argparse.Namespace, argv: list[str]) -> ConfinedC
     minimal = tuple(path for path in compiler.MINIMAL_PATHS if os.path.exists(path))
     host_paths = compiler.HostPaths(env.get("TMPDIR"), minimal, os.path.isdir("/tmp"), cwd)
     try:
+        check_process_paths(sandbox, PathUri.from_text(cwd))
         policy = compiler.compile_policy(sandbox, host_paths, for_process=True)
     except RpcError as error:
         raise UsageError(f"{arguments.policy}: {error.message}") from error
@@ -115,6 +123,8 @@ def _load_sandbox(arguments: argparse.Namespace, cwd: str) -> Sandbox:
         raise UsageError(f"{name}: {error.message}") from error
     if sandbox.use_legacy_landlock:
         raise UsageError(f"{name}: useLegacyLandlock is not supported: it would confine less")
+    if sandbox.windows_sandbox_level == "mxc":
+        raise UsageError(f"{name}: {NO_MXC}")
     return sandbox
 
 

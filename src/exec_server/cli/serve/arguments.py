@@ -52,6 +52,9 @@ _REMOTE_FLAGS = (
 )
 
 
+# Flags of `codex exec-server` that change settings which are not read here.
+_CONFIG_FLAGS = ("--config", "--enable", "--disable", "--strict-config")
+
 _EXCLUDE = "exclude each other"
 _EXCLUSIVE = (
     ("--remote", "--listen"),
@@ -174,6 +177,7 @@ def build_parser() -> ServerParser:
     _add_authentication(parser)
     add_remote_flags(parser)
     add_registry_credentials(parser)
+    _add_codex_flags(parser)
     add_logging_flags(parser)
     return parser
 
@@ -192,6 +196,47 @@ def _add_permissions(parser: ArgumentParser) -> None:
         help="let clients forward connections to any host that this machine reaches "
         "(default: to its loopback addresses only)",
     )
+
+
+def _add_codex_flags(parser: ArgumentParser) -> None:
+    """Flags of `codex exec-server`, so that its command lines work here."""
+    group = parser.add_argument_group("for command lines of codex exec-server")
+    group.add_argument(
+        "--proxy-private-ips-via-upstream",
+        action="store_true",
+        default=os.environ.get("CODEX_EXEC_SERVER_PROXY_PRIVATE_IPS_VIA_UPSTREAM") == "true",
+        help="let managed networks reach permitted private addresses through the upstream proxy; "
+        "loopback is always dialled (default: yes if "
+        "CODEX_EXEC_SERVER_PROXY_PRIVATE_IPS_VIA_UPSTREAM is true)",
+    )
+    group.add_argument(
+        "--linux-sandbox-pid-namespace",
+        metavar="MODE",
+        choices=("isolate", "inherit"),
+        help="isolate: confined commands have a pid namespace of their own (default); inherit has "
+        "no effect",
+    )
+    group.add_argument(
+        *("-c", "--config"), metavar="KEY=VALUE", action="append", help="has no effect"
+    )
+    group.add_argument("--enable", metavar="FEATURE", action="append", help="has no effect")
+    group.add_argument("--disable", metavar="FEATURE", action="append", help="has no effect")
+    group.add_argument("--strict-config", action="store_true", help="has no effect")
+
+
+def ignored_flags(arguments: argparse.Namespace) -> str | None:
+    """What to tell a user whose flags have no effect here; None if all of them have one."""
+    texts = []
+    flags = [flag for flag in _CONFIG_FLAGS if _is_set(arguments, flag)]
+    if flags:
+        verb = "has" if len(flags) == 1 else "have"
+        texts.append(f"{', '.join(flags)} {verb} no effect: flags alone configure this server")
+    if arguments.linux_sandbox_pid_namespace == "inherit":
+        texts.append(
+            "--linux-sandbox-pid-namespace inherit has no effect: confined commands stay isolated "
+            "and cannot signal other processes"
+        )
+    return "Warning: " + "; ".join(texts) if texts else None
 
 
 def add_logging_flags(parser: ArgumentParser, *, level: str = "error") -> None:

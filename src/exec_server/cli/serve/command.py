@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from exec_server.cli.serve.arguments import LOG_LEVELS, parse
+from exec_server.cli.serve.arguments import LOG_LEVELS, ignored_flags, parse
 from exec_server.errors import RegistryError, StartupError, os_error_text
 from exec_server.host import libc
 from exec_server.host.libc import block_handled, ignore_unused
@@ -55,6 +55,9 @@ def serve(words: list[str], watchdog: Watchdog) -> int:
 def _run(arguments: argparse.Namespace, watchdog: Watchdog) -> None:
     if not os.path.exists("/proc/self/stat"):
         print(_NO_PROC, file=sys.stderr, flush=True)
+    ignored = ignored_flags(arguments)
+    if ignored is not None:
+        print(ignored, file=sys.stderr, flush=True)
     if arguments.remote is not None:
         _import_msgspec()
         from exec_server.cli.serve.run import run_remote

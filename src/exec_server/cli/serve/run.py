@@ -89,6 +89,7 @@ def _prepare(arguments: argparse.Namespace, watchdog: Watchdog) -> Options:
         arguments.session_retention,
         watchdog.register_cleanup,
         allow_port_hosts=arguments.allow_port_hosts,
+        private_via_upstream=arguments.proxy_private_ips_via_upstream,
     )
 
 

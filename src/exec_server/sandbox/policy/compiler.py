@@ -54,8 +54,9 @@ def compile_policy(
 
     `reading` is for file operations that the server performs itself if the policy allows all
     reads: for these the reference ignores a cwd or workspace root of another platform, and so
-    does this function. Raises InvalidParams or InvalidRequest for errors of the client,
-    InternalError for a glob that cannot be enforced.
+    does this function. The paths of a process have passed `check_process_paths`. Raises
+    InvalidParams or InvalidRequest for errors of the client, InternalError for a glob that cannot
+    be enforced.
     """
     permissions = sandbox.permissions
     if isinstance(permissions, wire.Managed) and isinstance(
@@ -64,13 +65,10 @@ def compile_policy(
         file_system = permissions.file_system
         if not for_process:
             _check_cwd_given(sandbox, file_system.entries)
-        _check_paths(file_system.entries, for_process=for_process)
+            _check_paths(file_system.entries)
         lenient = not for_process and _needs_no_context(file_system.entries, reading=reading)
-        context = _context(sandbox, host_paths, for_process=for_process, lenient=lenient)
+        context = _context(sandbox, host_paths, lenient=lenient)
         return _compile_restricted(file_system, permissions.network, context, host_paths)
-    if for_process:
-        # The reference checks cwd and roots even if nothing depends on them.
-        _context(sandbox, host_paths, for_process=True, lenient=False)
     if isinstance(permissions, wire.Disabled):
         return None
     return Policy(rules=None, globs=(), network=permissions.network)
@@ -80,8 +78,7 @@ def compile_policy(
 
 
 def _check_cwd_given(sandbox: wire.Sandbox, entries: Sequence[wire.PolicyEntry]) -> None:
-    cwd = (sandbox.policy_context or sandbox).cwd
-    if cwd is None and any(map(_is_dynamic, entries)):
+    if sandbox.policy_cwd is None and any(map(_is_dynamic, entries)):
         raise InvalidParams("file system sandbox context with dynamic permissions requires cwd")
 
 
@@ -92,18 +89,17 @@ def _is_dynamic(entry: wire.PolicyEntry) -> bool:
     return isinstance(path, wire.SpecialPath) and isinstance(path.value, wire.ProjectRoots)
 
 
-def _check_paths(entries: Sequence[wire.PolicyEntry], *, for_process: bool) -> None:
-    error = InvalidParams if for_process else InvalidRequest
+def _check_paths(entries: Sequence[wire.PolicyEntry]) -> None:
     for entry in entries:
         if isinstance(entry.path, wire.ExactPath):
-            _native(entry.path.path, "invalid sandbox permission path URI: ", error)
+            _native(entry.path.path, "invalid sandbox permission path URI: ")
 
 
-def _native(uri: PathUri, prefix: str, error: type[RpcError]) -> str:
+def _native(uri: PathUri, prefix: str) -> str:
     try:
-        return uri.native(error)
+        return uri.native()
     except RpcError as reason:
-        raise error(prefix + reason.message) from None
+        raise InvalidRequest(prefix + reason.message) from None
 
 
 def _needs_no_context(entries: Sequence[wire.PolicyEntry], *, reading: bool) -> bool:
@@ -131,30 +127,19 @@ def _is_root(path: wire.ExactPath | wire.GlobPattern | wire.SpecialPath) -> bool
     return isinstance(path, wire.SpecialPath) and isinstance(path.value, wire.Root)
 
 
-def _context(
-    sandbox: wire.Sandbox, host_paths: HostPaths, *, for_process: bool, lenient: bool
-) -> _Context:
+def _context(sandbox: wire.Sandbox, host_paths: HostPaths, *, lenient: bool) -> _Context:
     """The native cwd and workspace roots; none at all if lenient and one of them is foreign."""
-    stated = sandbox.policy_context or sandbox
-    error = InvalidParams if for_process else InvalidRequest
+    cwd = sandbox.policy_cwd
+    prefix = "file system sandbox workspace root is not native to this exec-server host: "
     try:
-        cwd = host_paths.cwd
-        if stated.cwd is not None:
-            prefix = f"sandbox cwd URI `{stated.cwd}` is not valid on this exec-server host: "
-            cwd = _native(stated.cwd, prefix if for_process else "", error)
-        roots = []
-        for root in stated.workspace_roots:
-            prefix = (
-                f"sandbox workspace root URI `{root}` is not valid on this exec-server host: "
-                if for_process
-                else "file system sandbox workspace root is not native to this exec-server host: "
-            )
-            roots.append(_native(root, prefix, error))
+        return _Context(
+            host_paths.cwd if cwd is None else cwd.native(),
+            tuple(_native(root, prefix) for root in sandbox.policy_roots),
+        )
     except RpcError:
         if lenient:
             return _Context(None, ())
         raise
-    return _Context(cwd, tuple(roots))
 
 
 # --- resolving ---

@@ -15,6 +15,7 @@ from exec_server.process.process import Process
 from exec_server.process.table import LaunchMode
 from exec_server.protocol import process as wire
 from exec_server.protocol.decoding import EmptyResult
+from exec_server.protocol.sandbox import NO_MXC, check_process_paths
 from exec_server.server.context import ConnectionContext, check_user
 from exec_server.server.process_launch import ProcessLaunch
 
@@ -32,9 +33,7 @@ _STDIN_CLOSED = wire.WriteResult("stdinClosed")
 
 
 def start(context: ConnectionContext, params: wire.StartParams) -> Awaitable[wire.StartResult]:
-    cwd = _native_cwd(params)
-    if not params.argv:
-        raise InvalidParams("argv must not be empty")
+    cwd = _check_command(params)
     if params.tty_size is not None and not params.tty:
         raise InvalidParams("ttySize requires tty: true")
     check_process_id(params.process_id)
@@ -88,13 +87,26 @@ def _check_length(name: str, value: str, limit: int) -> None:
         raise InvalidParams(f"{name} must not exceed {limit} bytes")
 
 
-def _native_cwd(params: wire.StartParams) -> str:
-    try:
-        return params.cwd.native()
-    except RpcError as error:
-        raise InvalidParams(
-            f"cwd URI `{params.cwd.uri}` is not valid on this exec-server host: {error.message}"
-        ) from None
+def _check_command(params: wire.StartParams) -> str:
+    """The native cwd; raises InvalidParams for a command that no program can be started for.
+
+    A client that makes several mistakes is told of the same one as by the reference.
+    """
+    sandbox = params.sandbox
+    if sandbox is None:
+        try:
+            params.cwd.native()
+        except RpcError as error:
+            raise InvalidParams(
+                f"cwd URI `{params.cwd.uri}` is not valid on this exec-server host: {error.message}"
+            ) from None
+    elif sandbox.windows_sandbox_level == "mxc":
+        raise InvalidParams(NO_MXC)
+    if not params.argv:
+        raise InvalidParams("argv must not be empty")
+    if sandbox is not None:
+        check_process_paths(sandbox, params.cwd)
+    return params.cwd.native()
 
 
 async def _start(

@@ -13,6 +13,7 @@ from exec_server.cli.serve.arguments import (
     build_forward_parser,
     build_parser,
     build_up_parser,
+    ignored_flags,
     parse,
 )
 
@@ -49,6 +50,38 @@ def test_variables_change_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flags_for_legacy_sandbox_forms_are_accepted_and_hidden(flag: str) -> None:
     parse([flag])
     assert flag not in build_parser().format_help()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], None),
+        (["--linux-sandbox-pid-namespace", "isolate", "--proxy-private-ips-via-upstream"], None),
+        (["-c", "a=1"], "Warning: --config has no effect: flags alone configure this server"),
+        (
+            ["-ca=1", "--enable", "x", "--config=b=2", "--disable", "y", "--strict-config"],
+            "Warning: --config, --enable, --disable, --strict-config have no effect: flags alone "
+            "configure this server",
+        ),
+        (
+            ["--linux-sandbox-pid-namespace", "inherit", "--strict-config"],
+            "Warning: --strict-config has no effect: flags alone configure this server; "
+            "--linux-sandbox-pid-namespace inherit has no effect: confined commands stay isolated "
+            "and cannot signal other processes",
+        ),
+    ],
+)
+def test_flags_of_codex_without_effect_are_named(words: list[str], text: str | None) -> None:
+    assert ignored_flags(parse(words)) == text
+
+
+@pytest.mark.parametrize(("value", "is_set"), [("true", True), ("false", False), ("", False)])
+def test_private_addresses_via_upstream_by_variable(
+    monkeypatch: pytest.MonkeyPatch, value: str, is_set: bool
+) -> None:
+    monkeypatch.setenv("CODEX_EXEC_SERVER_PROXY_PRIVATE_IPS_VIA_UPSTREAM", value)
+    assert parse([]).proxy_private_ips_via_upstream == is_set
+    assert parse(["--proxy-private-ips-via-upstream"]).proxy_private_ips_via_upstream
 
 
 def test_help_fits_and_its_examples_parse(monkeypatch: pytest.MonkeyPatch) -> None:

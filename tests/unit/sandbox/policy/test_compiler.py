@@ -208,15 +208,21 @@ def test_a_limit_whose_subpath_is_not_below_the_root_denies_the_root(wanted: wir
     assert found == [("/r", "deny")]
 
 
-def test_a_policy_context_replaces_the_outer_cwd_and_roots() -> None:
+def test_a_policy_context_replaces_the_outer_roots_and_its_cwd_the_outer_cwd() -> None:
     inner = wire.PolicyContext(workspace_roots=[wire.FileUri.from_wire("file:///inner")])
-    outer: dict[str, Any] = {"cwd": FOREIGN, "workspace_roots": [FOREIGN]}
-    found = rules(
-        project("write"), policy_context=inner, for_process=True, host_paths=PROCESS, **outer
-    )
+    found = rules(project("write"), policy_context=inner, cwd="/a", workspace_roots=[FOREIGN])
     assert found == [("/inner", "write")]
-    with pytest.raises(InvalidParams, match=NEEDS_CWD):
-        compiled(project("write"), policy_context=inner, cwd="/outer")
+    pattern = glob("*.key")
+    outer = compiled(READ_ALL, pattern, policy_context=inner, cwd="/outer")
+    assert outer.globs == compiled(READ_ALL, pattern, cwd="/outer").globs
+    both = wire.PolicyContext(cwd=wire.FileUri.from_wire("file:///inner"))
+    replaced = compiled(READ_ALL, pattern, policy_context=both, cwd="/outer")
+    assert replaced.globs == compiled(READ_ALL, pattern, cwd="/inner").globs
+
+
+def test_an_empty_policy_context_means_no_workspace_roots() -> None:
+    context: dict[str, Any] = {"cwd": "/ws", "workspace_roots": ["/ws"]}
+    assert rules(project("write"), policy_context=wire.PolicyContext(), **context) == []
 
 
 @pytest.mark.parametrize(
@@ -232,47 +238,23 @@ def test_file_operations_need_a_cwd_for_what_depends_on_it(entry: wire.PolicyEnt
 
 def test_a_foreign_entry_path_is_refused_before_cwd_and_roots() -> None:
     entry = wire.PolicyEntry(wire.ExactPath(FOREIGN), "read")
-    text = f"invalid sandbox permission path URI: {INVALID}"
-    with pytest.raises(InvalidRequest) as fs:
+    with pytest.raises(InvalidRequest) as refusal:
         compiled(entry, cwd=FOREIGN)
-    with pytest.raises(InvalidParams) as process:
-        compiled(entry, cwd=FOREIGN, for_process=True)
-    assert fs.value.message == process.value.message == text
+    assert refusal.value.message == f"invalid sandbox permission path URI: {INVALID}"
 
 
 def test_a_foreign_cwd_is_refused_before_a_foreign_root() -> None:
-    context: dict[str, Any] = {"cwd": FOREIGN, "workspace_roots": [FOREIGN]}
-    with pytest.raises(InvalidRequest) as fs:
-        compiled(READ_ALL, **context)
-    assert fs.value.message == INVALID
-    with pytest.raises(InvalidParams) as process:
-        compiled(READ_ALL, for_process=True, **context)
-    assert process.value.message == (
-        f"sandbox cwd URI `file:///C:/x` is not valid on this exec-server host: {INVALID}"
-    )
+    with pytest.raises(InvalidRequest) as refusal:
+        compiled(READ_ALL, cwd=FOREIGN, workspace_roots=[FOREIGN])
+    assert refusal.value.message == INVALID
 
 
 def test_a_foreign_workspace_root_is_refused() -> None:
-    with pytest.raises(InvalidRequest) as fs:
+    with pytest.raises(InvalidRequest) as refusal:
         compiled(READ_ALL, workspace_roots=[FOREIGN])
-    assert fs.value.message == (
+    assert refusal.value.message == (
         f"file system sandbox workspace root is not native to this exec-server host: {INVALID}"
     )
-    with pytest.raises(InvalidParams) as process:
-        compiled(READ_ALL, workspace_roots=[FOREIGN], for_process=True)
-    assert process.value.message == (
-        "sandbox workspace root URI `file:///C:/x` is not valid on this exec-server host: "
-        + INVALID
-    )
-
-
-def test_processes_refuse_a_foreign_cwd_even_when_nothing_is_limited() -> None:
-    wanted = wire.Sandbox(
-        permissions=wire.Disabled(), windows_sandbox_level="disabled", cwd=FOREIGN
-    )
-    with pytest.raises(InvalidParams):
-        compile_policy(wanted, PROCESS, for_process=True)
-    assert compile_policy(wanted, HERE, for_process=False) is None
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,13 @@ def test_managed_network_means_nothing_without_a_sandbox(spawned: list[Command])
     ("members", "text"),
     [
         ({"argv": []}, "argv must not be empty"),
+        ({"argv": [], "cwd": "file:///C:/x"}, "cwd URI `file:///C:/x` is not valid"),
+        ({"argv": [], "cwd": "file:///C:/x", "sandbox": _DISABLED}, "argv must not be empty"),
+        ({"cwd": "file:///C:/x", "sandbox": _DISABLED}, "invalid sandbox policy cwd: "),
+        (
+            {"argv": [], "sandbox": _DISABLED | {"windowsSandboxLevel": "mxc"}},
+            "native MXC is unavailable on this executor",
+        ),
         ({"ttySize": {"rows": 2, "columns": 3}}, "ttySize requires tty: true"),
         ({"processId": "p" * 4097}, "processId must not exceed 4096 bytes"),
     ],
