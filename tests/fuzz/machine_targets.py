@@ -21,7 +21,7 @@ from exec_server.cli.targets import find_target, load_targets, parse_remote_path
 from exec_server.errors import RegistryError, StartupError, printable
 from exec_server.filesystem.syscalls import parse_mounts, slow_mount_points
 from exec_server.protocol import process
-from exec_server.registry import api, executor_credential
+from exec_server.registry import api, chatgpt_token, sign_in, stdin_credential
 from exec_server.registry.http import CompleteResponse
 from exec_server.sandbox.policy.denial import find_denial, is_likely_denied
 from exec_server.sandbox.runtime import messages as sandbox_messages
@@ -77,8 +77,13 @@ def _target_argument(data: bytes) -> None:
 
 
 def _credential(data: bytes) -> None:
-    with suppress(StartupError):
-        executor_credential._parse(data)
+    for form in stdin_credential.FORMS.values():
+        with suppress(StartupError):
+            form.parse(data, stdin_credential.Expected("env-1"))
+    with suppress(ValueError):
+        sign_in.parse(data)
+    with suppress(ValueError):
+        chatgpt_token.account_claims(f"e30.{as_text(data)}.s")
 
 
 _RESPONSES: Final = (

@@ -49,7 +49,7 @@ import exec_server.sandbox.commands, exec_server.sandbox.files
 from exec_server.filesystem.operations import load_all; load_all()
 import exec_server.net.stdio, exec_server.net.websocket.server, exec_server.net.port_socket
 import exec_server.server.shell_snapshots, http, urllib.parse
-from exec_server.registry import agent_identity, executor_credential, sign_in, sigv4
+from exec_server.registry import agent_identity, sign_in, sigv4, stdin_credential
 from exec_server.server import methods; methods.load_all()
 from exec_server.relay.noise import Identity, Initiator, Responder, prologue
 identity, context = Identity.generate(), prologue("e", "r", "s")
@@ -135,7 +135,7 @@ def test_a_wrong_credential_ends_the_executor_at_any_time(
 
 
 def test_a_supervisor_that_says_nothing_ends_the_executor(service: ThreadedRelayService) -> None:
-    constants = {"registry.executor_credential.FIRST_SECONDS": 0.2}
+    constants = {"registry.stdin_credential.FIRST_SECONDS": 0.2}
     with _start(service, constants=constants) as executor:
         assert exit_code(executor) == 1
         text = "timed out waiting for the initial exec-server executor credential"
@@ -145,11 +145,11 @@ def test_a_supervisor_that_says_nothing_ends_the_executor(service: ThreadedRelay
 # The clock of the executor is two hours fast while a file exists.
 _CLOCK = """
 import os, time
-import exec_server.registry.executor_credential as module
+import exec_server.registry.stdin_credential as module
 def now():
     return time.time() + (7200 if os.path.exists({path!r}) else 0)
-descriptor, _ = module.ExecutorCredential.__init__.__defaults__
-module.ExecutorCredential.__init__.__defaults__ = (descriptor, now)
+account_id, _ = module.Expected.__new__.__defaults__
+module.Expected.__new__.__defaults__ = (account_id, now)
 """
 
 

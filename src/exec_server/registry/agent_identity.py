@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_der_private_key
 
 from exec_server.errors import StartupError
-from exec_server.registry.destination import Destinations
+from exec_server.registry.destination import Credential, Destinations
 from exec_server.registry.http import CompleteResponse, HttpClient, HttpFailed
 
 # A task id has a few dozen characters; a longer box is not one.
@@ -90,10 +90,9 @@ class _Agent(NamedTuple):
     extra_headers: tuple[tuple[str, str], ...]  # beside the assertion
 
 
-class AgentIdentity:
+class AgentIdentity(Credential):
     """A credential of signed assertions; usable after `ready`."""
 
-    hides_responses = False
     destinations = Destinations.ANYWHERE
 
     def __init__(

@@ -16,8 +16,8 @@ from uuid import UUID
 import msgspec
 
 from exec_server.errors import RegistryError, RegistryUnavailable, RegistryUnreachable, StartupError
-from exec_server.registry.credentials import Bearer, Credential
-from exec_server.registry.destination import check_direct_url
+from exec_server.registry.credentials import Bearer
+from exec_server.registry.destination import Credential, check_direct_url
 from exec_server.registry.http import (
     CertificateFailed,
     CompleteResponse,
@@ -42,6 +42,7 @@ _HIDDEN = "[hidden]"
 _SECRET_CHARACTERS = 8
 
 T = TypeVar("T")
+Response = TypeVar("Response", bound=msgspec.Struct)
 
 log = logging.getLogger(__name__)
 
@@ -245,11 +246,17 @@ class ConnectionBundle(NamedTuple):
 
 class _Exchange(NamedTuple):
     response: CompleteResponse
-    secrets: tuple[str, ...]  # sent values that must not be shown
+    proof: Sequence[tuple[str, str]]  # the headers of the credential
 
     @property
     def ok(self) -> bool:
         return 200 <= self.response.status < 300
+
+    @property
+    def secrets(self) -> list[str]:
+        """The sent values that must not be shown if the response repeats them."""
+        values = [value.partition(" ")[2] for name, value in self.proof if name == "authorization"]
+        return [value for value in values if value]
 
     def error_response(self) -> ErrorResponse:
         return ErrorResponse(self.response, self.secrets)
@@ -391,18 +398,22 @@ class Registry:
             raise RegistryUnreachable(text, text)
         raise RegistryError(text)
 
-    def _decode_registration(self, exchange: _Exchange, kind: type[T]) -> T:
+    def _decode_registration(self, exchange: _Exchange, kind: type[Response]) -> Response:
         """Decode a registration; errors show nothing that may repeat a hidden secret."""
         body = exchange.response.body
         if not self._credential.hides_responses:
             return decode_body(body, kind)
         invalid = protocol_error("invalid environment registry executor registration response")
-        if any(secret.encode() in body for secret in exchange.secrets):
-            raise invalid
         try:
-            return decode_body(body, kind)
+            decoded = decode_body(body, kind)
         except RegistryError:
             raise invalid from None
+        # Decoded too, because JSON can escape each character.
+        members = [str(value) for value in msgspec.structs.astuple(decoded)]
+        for text in (body.decode(), *members):
+            if any(secret in text for secret in exchange.secrets):
+                raise invalid
+        return decoded
 
     async def connect(self, key: PublicKey) -> ConnectionBundle:
         """Request one connection; raises RegistryUnavailable for transient errors."""
@@ -441,14 +452,18 @@ class Registry:
         """Send one request; raises HttpFailed, or RegistryError without a valid credential."""
         # All characters are quoted, so that the id stays one segment of the path.
         url = f"{self._base_url}/cloud/{noun}/{quote(self._id, safe='')}/{action}"
+        exchange = await self._send(url, body, extra)
+        if exchange.response.status == 401 and await self._credential.renew(exchange.proof):
+            return await self._send(url, body, extra)
+        return exchange
+
+    async def _send(self, url: str, body: bytes, extra: Sequence[tuple[str, str]]) -> _Exchange:
         proof = await self._credential.headers("POST", url, body)
         headers = [*proof, ("accept", "*/*"), *extra]
         if body:
             headers.insert(0, ("content-type", "application/json"))
         response = await self._http.request("POST", url, headers, body)
-        # Credentials must not be shown if a response repeats them.
-        values = [value.partition(" ")[2] for name, value in proof if name == "authorization"]
-        return _Exchange(response, tuple(filter(None, values)))
+        return _Exchange(response, proof)
 
     def _check_id(self, environment_id: str | None, noun: str) -> None:
         if environment_id != self._id:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from exec_server.errors import StartupError
-from exec_server.registry.destination import Destinations, check_registry_url
+from exec_server.registry.destination import Credential, Destinations
 from exec_server.registry.http import HttpClient
 
 OWN_API_KEY = "EXEC_SERVER_API_KEY"
@@ -23,32 +22,9 @@ _NO_CREDENTIAL = (
 _SENDABLE = re.compile(r"[\x21-\x7e\x80-\U0010ffff]+")
 
 
-class Credential(Protocol):
-    """A credential for requests to a registry."""
-
-    @property
-    def hides_responses(self) -> bool:
-        """Whether error texts omit responses of the registry, which may repeat the secret."""
-
-    @property
-    def destinations(self) -> Destinations:
-        """The destinations that it may be sent to."""
-
-    async def ready(self) -> None:
-        """Wait until `headers` can be called; raises StartupError."""
-
-    async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
-        """Return the headers for one request; raises RegistryError without a valid credential."""
-
-
-class _Token:
-    hides_responses = False
-
+class _Token(Credential):
     def __init__(self, token: str) -> None:
         self._token = token
-
-    async def ready(self) -> None:
-        """Return at once."""
 
     async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
         return [("authorization", f"Bearer {self._token}")]
@@ -84,20 +60,16 @@ class ClientToken(_Token):
 class AuthOptions:
     """The command line options about authentication."""
 
-    executor_credential_stdin: bool = False
+    # The flag of the form that stdin delivers, and whether the end of stdin ends the server.
+    stdin_flag: str | None = None
+    exit_on_stdin_close: bool = False
+    chatgpt_account_id: str | None = None
     use_agent_identity_auth: bool = False
     aws_sigv4: bool = False
     aws_region: str | None = None
     aws_service: str | None = None
     aws_profile: str | None = None
     needs_bearer_token: bool = False  # --executor-id accepts nothing else
-
-
-def check_destination(
-    credential: Credential, base_url: str, *, allow_any_https: bool = False
-) -> None:
-    """Raise StartupError unless the credential may be sent to this registry."""
-    check_registry_url(credential.destinations, base_url, allow_any_https=allow_any_https)
 
 
 def choose_credential(
@@ -110,6 +82,7 @@ def choose_credential(
 ) -> Credential:
     """The credential that options and environment select, usable after `ready`.
 
+    `http` is for the requests of the credential itself, to its issuer.
     Raises StartupError. The secrets may be removed from the environment before `ready`.
     """
     # Each kind is imported where it is chosen: a client, which has a token, needs none of them.
@@ -122,10 +95,15 @@ def choose_credential(
             service=options.aws_service,
             profile=options.aws_profile,
         )
-    if options.executor_credential_stdin:
-        from exec_server.registry.executor_credential import ExecutorCredential
+    if options.stdin_flag is not None:
+        from exec_server.registry.stdin_credential import FORMS, Expected, StdinCredential
 
-        return ExecutorCredential(environment_id, stdin)
+        return StdinCredential(
+            FORMS[options.stdin_flag],
+            Expected(environment_id, options.chatgpt_account_id),
+            stdin,
+            until_closed=options.exit_on_stdin_close,
+        )
     if options.use_agent_identity_auth:
         token = environ.get(ACCESS_TOKEN, "").strip()
         if not token:
@@ -142,7 +120,7 @@ def choose_credential(
         return Bearer(token)
     from exec_server.registry import sign_in
 
-    stored = sign_in.StoredSignIn(sign_in.file_path(environ))
+    stored = sign_in.load(environ, http)
     if not stored.is_usable:
         raise StartupError(_NO_CREDENTIAL)
     return stored

@@ -1,10 +1,12 @@
-"""The destinations that each kind of credential may be sent to, checked before it is sent."""
+"""What a credential for a registry is, and the destinations that each kind may be sent to."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import ssl
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
@@ -22,6 +24,8 @@ _API_KEY_TEXT = (
     "hosts and subdomains or loopback hosts"
 )
 
+_HTTPS_TEXT = "ChatGPT token registry URLs must use HTTPS without userinfo or fragments"
+
 # Of an environment id, in every registry.
 MAX_CHARACTERS: Final = 128
 _OTHERS: Final = r"[^A-Za-z0-9._-]+"
@@ -34,6 +38,37 @@ class Destinations(Enum):
     ANYWHERE = "anywhere"
     ENCRYPTED = "https, or this machine"
     OWN_HOSTS = "https to the hosts that gave it out, or this machine"
+    HTTPS = "https, also on this machine"
+
+
+class Credential:
+    """A credential for requests to a registry; the defaults are those of a constant token."""
+
+    # Whether error texts omit responses of the registry, which may repeat the secret.
+    hides_responses = False
+    destinations: Destinations
+
+    async def ready(self) -> None:
+        """Wait until `headers` can be called; raises StartupError."""
+
+    async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
+        """Return the headers for one request; raises RegistryError without a valid credential."""
+        raise NotImplementedError
+
+    async def renew(self, rejected: Sequence[tuple[str, str]]) -> bool:
+        """After a 401 for these headers: whether `headers` now returns others."""
+        return False
+
+    async def wait_ended(self) -> None:
+        """Return when the server has to end, with an error if ExecServerError is raised."""
+        await asyncio.Event().wait()
+
+
+def check_destination(
+    credential: Credential, base_url: str, *, allow_any_https: bool = False
+) -> None:
+    """Raise StartupError unless the credential may be sent to this registry."""
+    check_registry_url(credential.destinations, base_url, allow_any_https=allow_any_https)
 
 
 def check_registry_url(
@@ -43,6 +78,9 @@ def check_registry_url(
 
     `allow_any_https`: the user has confirmed that the API key is for this registry.
     """
+    if destinations is Destinations.HTTPS:
+        _check_https(base_url)
+        return
     if destinations is Destinations.ANYWHERE and not base_url.strip():
         raise StartupError(
             "environment registry configuration error: environment registry base URL is required"
@@ -69,6 +107,15 @@ def check_registry_url(
         )
 
 
+def _check_https(base_url: str) -> None:
+    try:
+        url = parse_url(base_url, _HTTP)  # refuses user names
+    except ValueError:
+        raise StartupError(_HTTPS_TEXT) from None
+    if not url.secure or "#" in base_url:
+        raise StartupError(_HTTPS_TEXT)
+
+
 def check_pinned_registry(tls: ssl.SSLContext | None, base_url: str) -> None:
     """Raise StartupError if pins would check nothing, because the registry has no certificate."""
     if isinstance(tls, PinnedContext) and not parse_url(base_url, _HTTP).secure:
@@ -93,6 +140,15 @@ def is_loopback(url: Url) -> bool:
         return True
     address = parse_address(url.host)
     return address is not None and address.is_loopback
+
+
+def is_encrypted(base_url: str) -> bool:
+    """Whether a secret may be sent to this URL: it is https, or on this machine."""
+    try:
+        url = parse_url(base_url, _HTTP)
+    except ValueError:
+        return False
+    return url.secure or is_loopback(url)
 
 
 def _encryption_text(scheme: str) -> str:

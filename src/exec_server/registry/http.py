@@ -38,14 +38,22 @@ class HttpClient:
         self._client = Client(tls)
 
     async def request(
-        self, method: str, url: str, headers: Sequence[tuple[str, str]], body: bytes = b""
+        self,
+        method: str,
+        url: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes = b"",
+        *,
+        repeatable: bool = True,
     ) -> CompleteResponse:
-        """Send a request; raises HttpFailed unless the whole response arrives in time."""
+        """Send a request; raises HttpFailed unless the whole response arrives in time.
+
+        `repeatable`: it is sent again if a kept connection turns out to be closed.
+        """
         content = bytearray()
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                # All requests to a registry are idempotent.
-                answer = await self._client.open(method, url, headers, body, repeatable=True)
+                answer = await self._client.open(method, url, headers, body, repeatable=repeatable)
                 with contextlib.closing(answer):
                     while piece := await answer.read():
                         content += piece

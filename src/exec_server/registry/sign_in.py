@@ -1,26 +1,53 @@
-"""The sign-in that `codex login` stores in a file, read again when the file changes."""
+"""The sign-in that `codex login` stores in a file, read for each request and refreshed in time.
+
+Theory of operation: an executor is bound to the account and the user that were in the file when it
+started. Each request reads the file. Newer tokens of the same user are used at once. Another user,
+an API key or no sign-in ends the server, because the registry knows the executor by the first one.
+A file that cannot be read or is not JSON fails one request only: it may be in the middle of a
+write. An access token that expires soon, or that the registry has rejected, is refreshed; the new
+tokens go back into the file for all programs that use it. After a failed refresh the old token is
+used.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import os
-from base64 import urlsafe_b64decode
-from collections.abc import Mapping
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from exec_server.errors import RegistryError
-from exec_server.registry.destination import Destinations
+from exec_server.errors import RegistryError, RegistryUnavailable, StartupError, os_error_text
+from exec_server.registry.chatgpt_token import account_claims, expiry, token_headers
+from exec_server.registry.destination import Credential, Destinations, is_encrypted
+from exec_server.registry.http import CompleteResponse, HttpClient, HttpFailed
 
 # Far more than the tokens of one user need; a longer file is invalid.
 FILE_BYTES = 1_048_576
+# A token with less time left is refreshed before it is sent.
+REFRESH_SECONDS = 300.0
+
+REFRESH_URL = "https://auth.openai.com/oauth/token"
+REFRESH_VARIABLE = "CODEX_REFRESH_TOKEN_URL_OVERRIDE"
+# The public name of the program that signed in, which the refresh token belongs to.
+_CLIENT_ID = "app_EMoamEEZ73f0CkXaXp7hrann"
+_PREFIX = "environment registry authentication error: the sign-in of this executor, "
+
+log = logging.getLogger(__name__)
 
 
 class _Tokens(msgspec.Struct, frozen=True):
     id_token: str
     access_token: str
     account_id: str | None = None
+    refresh_token: str | None = None
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -29,100 +56,254 @@ class _State(msgspec.Struct, frozen=True):
     tokens: _Tokens | None = None
 
 
-class _Account(msgspec.Struct, frozen=True):
-    chatgpt_account_is_fedramp: bool = False
-
-
-class _IdClaims(msgspec.Struct, frozen=True):
-    account: _Account = msgspec.field(default_factory=_Account, name="https://api.openai.com/auth")
+class _Refreshed(msgspec.Struct, frozen=True):
+    id_token: str | None = None
+    access_token: str | None = None
+    refresh_token: str | None = None
 
 
 class SignIn(NamedTuple):
-    """The headers of a sign-in file."""
+    """The usable content of a sign-in file."""
 
     headers: tuple[tuple[str, str], ...]
     is_api_key: bool
+    account_id: str | None = None
+    user_id: str | None = None
+    expires_at: float | None = None
+    refresh_token: str | None = None  # only if this program may refresh the tokens
 
 
-class StoredSignIn:
-    """The API key or account tokens in the file; the program that signed in refreshes them."""
+class _Snapshot(NamedTuple):
+    content: bytes
+    sign_in: SignIn
 
-    hides_responses = False
 
-    def __init__(self, path: Path) -> None:
+class StoredSignIn(Credential):
+    """The API key or the account tokens in the file."""
+
+    def __init__(
+        self,
+        path: Path,
+        http: HttpClient,
+        refresh_url: str = REFRESH_URL,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`http` is for the refresh; its owner closes it."""
         self._path = path
-        self._version: tuple[int, ...] = ()
-        self._latest: SignIn | None = None
-        first = self._read()
-        self.is_usable = first is not None
+        self._http = http
+        self._refresh_url = refresh_url
+        self._now = now
+        self._bound: SignIn | None = None
+        with contextlib.suppress(OSError, ValueError):
+            self._bound = parse(_read(path))
         # The destination is checked once, for this kind; a later change of the kind is an error.
-        self._is_api_key = first is not None and first.is_api_key
+        is_api_key = self._bound is not None and self._bound.is_api_key
+        self.destinations = Destinations.OWN_HOSTS if is_api_key else Destinations.ANYWHERE
+        self._refreshing = asyncio.Lock()
+        self._rejected_token: str | None = None  # a refresh token that is of no use any more
+        # The content of a file that could not be written, and the content that it should have.
+        self._unsaved: tuple[bytes, bytes] | None = None
+        self._loss: RegistryError | None = None
+        self._lost = asyncio.Event()
 
     @property
-    def destinations(self) -> Destinations:
-        return Destinations.OWN_HOSTS if self._is_api_key else Destinations.ANYWHERE
-
-    async def ready(self) -> None:
-        """Return at once: the file was read before."""
+    def is_usable(self) -> bool:
+        return self._bound is not None
 
     async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
-        """Return the headers of the file; raises RegistryError if they are gone or changed kind."""
-        latest = self._read()
-        if latest is None or latest.is_api_key != self._is_api_key:
-            raise RegistryError(
-                "environment registry authentication error: the stored sign-in is gone or of "
-                "another kind; restart the server"
-            )
-        return list(latest.headers)
+        """Return the headers of the file.
 
-    def _read(self) -> SignIn | None:
-        """Parse the file if it has changed; small and local, so it is read on the loop."""
+        Raises RegistryUnavailable for an unreadable file, RegistryError if its sign-in is another.
+        """
+        current = await self._load()
+        expires_at = current.sign_in.expires_at
+        if expires_at is not None and expires_at - self._now() < REFRESH_SECONDS:
+            current = await self._refresh(current, "proactive_expiry")
+        return list(current.sign_in.headers)
+
+    async def renew(self, rejected: Sequence[tuple[str, str]]) -> bool:
+        """Refresh the token unless the file has a newer one; False if there is no other token."""
+        current = await self._load()
+        if list(current.sign_in.headers) == list(rejected):
+            current = await self._refresh(current, "forced")
+        return list(current.sign_in.headers) != list(rejected)
+
+    async def wait_ended(self) -> None:
+        """Wait until the file has another sign-in, then raise RegistryError."""
+        await self._lost.wait()
+        assert self._loss is not None
+        raise self._loss
+
+    async def _load(self) -> _Snapshot:
+        """Read the file; raises RegistryError."""
+        assert self._bound is not None, "the file had no sign-in"
+        if self._loss is not None:
+            raise self._loss
         try:
-            with open(self._path, "rb") as file:
-                status = os.fstat(file.fileno())
-                version = (status.st_ino, status.st_size, status.st_mtime_ns)
-                if version == self._version:
-                    return self._latest
-                content = file.read(FILE_BYTES)
-        except OSError:
-            return None
-        try:
-            self._latest = parse(content)
-        except msgspec.DecodeError:
-            return self._latest  # not JSON: the file is being written
-        self._version = version
-        return self._latest
+            # In a thread, because the home directory may be on a network.
+            content = await asyncio.to_thread(_read, self._path)
+            if self._unsaved is not None and content == self._unsaved[0]:
+                content = self._unsaved[1]
+            found = parse(content)
+        except FileNotFoundError:
+            raise self._lose("was removed") from None
+        except OSError as error:
+            raise RegistryUnavailable(f"cannot read {self._path}: {os_error_text(error)}") from None
+        except ValueError as error:
+            raise RegistryUnavailable(f"cannot read {self._path}: {error}") from None
+        if reason := _difference(self._bound, found):
+            raise self._lose(reason)
+        assert found is not None
+        return _Snapshot(content, found)
+
+    def _lose(self, reason: str) -> RegistryError:
+        """The error that ends the server: the registration belongs to a sign-in that is gone."""
+        self._loss = RegistryError(
+            f"{_PREFIX}{self._path}, {reason}; start the server again to register anew"
+        )
+        self._lost.set()
+        return self._loss
+
+    async def _refresh(self, used: _Snapshot, reason: str) -> _Snapshot:
+        """The file with new tokens; the old ones if there are no others."""
+        async with self._refreshing:
+            current = await self._load()
+            token = current.sign_in.refresh_token
+            if current.sign_in.headers != used.sign_in.headers:
+                return current  # another request or another program has refreshed it
+            if token is None or token == self._rejected_token:
+                return current
+            try:
+                content = await self._request(current, token, reason)
+            except (ValueError, HttpFailed) as error:
+                log.warning("the sign-in in %s could not be refreshed: %s", self._path, error)
+                return current
+            try:
+                await asyncio.to_thread(_replace, self._path, current.content, content)
+            except OSError as error:
+                self._unsaved = (current.content, content)
+                text = os_error_text(error)
+                log.error("new tokens cannot be written to %s: %s", self._path, text)
+            return await self._load()
+
+    async def _request(self, current: _Snapshot, token: str, reason: str) -> bytes:
+        """The content of the file after a refresh; raises ValueError, which shows no secret."""
+        body = {
+            "client_id": _CLIENT_ID,
+            "grant_type": "refresh_token",
+            "refresh_reason": reason,
+            "refresh_token": token,
+        }
+        headers = [("content-type", "application/json"), ("accept", "*/*")]
+        # A refresh token works once, so the request is not repeated.
+        response = await self._http.request(
+            "POST", self._refresh_url, headers, msgspec.json.encode(body), repeatable=False
+        )
+        if response.status == 401:
+            self._rejected_token = token
+        content = _with_new_tokens(current.content, response, self._now())
+        if _difference(current.sign_in, parse(content)):
+            raise ValueError("the response is for another account or user")
+        return content
 
 
-def file_path(environ: Mapping[str, str]) -> Path:
-    """The path of the sign-in file."""
+def load(environ: Mapping[str, str], http: HttpClient) -> StoredSignIn:
+    """The stored sign-in of the user, perhaps unusable; raises StartupError."""
     home = environ.get("CODEX_HOME") or Path(environ.get("HOME") or "/") / ".codex"
-    return Path(home) / "auth.json"
+    url = environ.get(REFRESH_VARIABLE) or REFRESH_URL
+    if not is_encrypted(url):
+        raise StartupError(f"{REFRESH_VARIABLE} must be an https URL, or http on this machine")
+    return StoredSignIn(Path(home) / "auth.json", http, url)
 
 
 def parse(content: bytes) -> SignIn | None:
-    """The sign-in in a file, None if of no known kind; raises msgspec.DecodeError if not JSON."""
+    """The sign-in in a file, None if of no known kind; raises ValueError if not JSON."""
     try:
         state = msgspec.json.decode(content, type=_State)
     except (msgspec.ValidationError, UnicodeDecodeError):
         return None
+    except msgspec.DecodeError:
+        raise ValueError("it is not JSON") from None
     mode = state.auth_mode
     if mode in (None, "apikey") and state.api_key:
         return SignIn((("authorization", f"Bearer {state.api_key}"),), is_api_key=True)
     if mode not in (None, "chatgpt", "chatgptAuthTokens") or state.tokens is None:
         return None
-    return _chatgpt(state.tokens)
+    # The tokens of the third mode belong to a program that refreshes them itself.
+    return _account_sign_in(state.tokens, may_refresh=mode != "chatgptAuthTokens")
 
 
-def _chatgpt(tokens: _Tokens) -> SignIn | None:
+def _account_sign_in(tokens: _Tokens, *, may_refresh: bool) -> SignIn | None:
     try:
-        payload = tokens.id_token.split(".")[1]
-        claims = msgspec.json.decode(urlsafe_b64decode(payload + "=" * 3), type=_IdClaims)
-    except (IndexError, ValueError, msgspec.MsgspecError):
+        claims = account_claims(tokens.id_token)
+    except ValueError:
         return None
-    headers = [("authorization", f"Bearer {tokens.access_token}")]
-    if tokens.account_id is not None:
-        headers.append(("chatgpt-account-id", tokens.account_id))
-    if claims.account.chatgpt_account_is_fedramp:
-        headers.append(("X-OpenAI-Fedramp", "true"))
-    return SignIn(tuple(headers), is_api_key=False)
+    return SignIn(
+        tuple(token_headers(tokens.access_token, tokens.account_id, claims)),
+        is_api_key=False,
+        account_id=tokens.account_id,
+        user_id=claims.user,
+        expires_at=expiry(tokens.access_token),
+        refresh_token=(tokens.refresh_token or None) if may_refresh else None,
+    )
+
+
+def _difference(bound: SignIn, found: SignIn | None) -> str:
+    """Why this is not the sign-in of the executor; empty if it is."""
+    if found is None:
+        return "holds no sign-in any more"
+    if found.is_api_key != bound.is_api_key:
+        return f"holds {'an API key' if found.is_api_key else 'account tokens'} now"
+    if found.account_id != bound.account_id:
+        return "is of another account now"
+    return "is of another user now" if found.user_id != bound.user_id else ""
+
+
+def _with_new_tokens(content: bytes, response: CompleteResponse, now: float) -> bytes:
+    """The content of the file with the tokens of a response; all other members stay."""
+    if not 200 <= response.status < 300:
+        raise ValueError(f"the response has status {response.status}")
+    try:
+        refreshed = msgspec.json.decode(response.body, type=_Refreshed)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise ValueError("the response has no tokens") from None
+    state: dict[str, Any] = msgspec.json.decode(content)
+    new = {name: value for name, value in msgspec.structs.asdict(refreshed).items() if value}
+    state["tokens"] |= new
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+    state["last_refresh"] = f"{moment}.{int(now % 1 * 1_000_000):06}Z"
+    return msgspec.json.format(msgspec.json.encode(state), indent=2)
+
+
+def _read(path: Path) -> bytes:
+    """The content of a file; raises OSError, ValueError for one that is too large or special."""
+    # O_NONBLOCK: a FIFO must not block the server.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is not a regular file")
+        content = file.read(FILE_BYTES + 1)
+    if len(content) > FILE_BYTES:
+        raise ValueError(f"it has more than {FILE_BYTES} bytes")
+    return content
+
+
+def _replace(path: Path, old: bytes, new: bytes) -> None:
+    """Write a file that still has its old content, so that readers see either whole content."""
+    target = path.resolve(strict=True)  # a link stays a link
+    if _read(target) != old:
+        return  # another program has changed it, and its tokens count
+    info = target.stat()
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)  # whatever the umask is
+            if (info.st_uid, info.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(descriptor, info.st_uid, info.st_gid)  # its owner must still read it
+            file.write(new)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise

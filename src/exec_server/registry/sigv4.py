@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exec_server.errors import RegistryError, StartupError
-from exec_server.registry.destination import Destinations
+from exec_server.registry.destination import Credential, Destinations
 
 DEFAULT_SERVICE = "execute-api"
 
@@ -18,14 +18,13 @@ _UNSIGNED = (
 )
 
 
-class SigV4:
+class SigV4(Credential):
     """Signs each request, with credentials that botocore refreshes when needed.
 
     The constructor may query the metadata service, so it must not run in an event loop. The secrets
     may be removed from the environment afterwards.
     """
 
-    hides_responses = False
     destinations = Destinations.ENCRYPTED
 
     def __init__(

@@ -25,7 +25,7 @@ from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.net.websocket.client import ClientSocket, connect
 from exec_server.net.websocket.frames import MESSAGE_BYTES
 from exec_server.registry.api import Registration, Registry, retry_delay
-from exec_server.registry.credentials import Credential
+from exec_server.registry.destination import Credential
 from exec_server.relay.frames import FRAME_BYTES
 from exec_server.relay.multiplexer import PendingHandshake, PlainMultiplexer, Verdict
 from exec_server.relay.noise import Identity

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,8 +22,8 @@ from exec_server.registry.api import (
     key_object,
     retry_delay,
 )
-from exec_server.registry.credentials import ApiKey, Bearer, ClientToken, Credential
-from exec_server.registry.destination import Destinations
+from exec_server.registry.credentials import ApiKey, Bearer, ClientToken
+from exec_server.registry.destination import Credential, Destinations
 from exec_server.registry.http import HttpClient
 from exec_server.relay.multiplexer import Verdict
 from exec_server.relay.noise import Identity
@@ -57,7 +57,7 @@ _OFFLINE = {"error": {"code": "environment_offline", "message": "m"}}
 _OTHER = {"error": {"code": "c", "message": "m"}}
 
 
-class _Rotating:
+class _Rotating(Credential):
     """A credential whose answers are hidden, as the one on stdin."""
 
     hides_responses = True
@@ -65,9 +65,6 @@ class _Rotating:
 
     def __init__(self) -> None:
         self.expired = False
-
-    async def ready(self) -> None:
-        """Always."""
 
     async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
         if self.expired:
@@ -294,6 +291,9 @@ def test_hidden_answers() -> None:
     )
     assert text(answer(200, b"hello")) == useless
     assert text(answer(200, _REGISTERED | {"more": _SECRET})) == useless
+    escaped = "".join(f"\\u{ord(character):04x}" for character in _SECRET)
+    body = json.dumps(_REGISTERED | {"url": "wss://r/?"}).replace("/?", f"/?{escaped}")
+    assert text(answer(200, body.encode())) == useless
     other = answer(200, _REGISTERED | {"environment_id": "env-2"})
     assert text(other) == _PROTOCOL_TEXT + "a different environment id"
 
@@ -493,6 +493,58 @@ def test_expired_credential_means_no_without_asking() -> None:
     result, server = _ask(_validate(_UUID), b"unused", credential=credential)
     assert result is Verdict.INVALID
     assert not server.requests
+
+
+# ---- a credential that can be renewed ---------------------------------------------------
+
+
+class _Renewable(Credential):
+    """A token, and the ones that follow it."""
+
+    destinations = Destinations.ANYWHERE
+
+    def __init__(self, *tokens: str) -> None:
+        self._tokens = list(tokens)
+        self.rejected: list[object] = []
+
+    async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
+        return [("authorization", f"Bearer {self._tokens[0]}")]
+
+    async def renew(self, rejected: Sequence[tuple[str, str]]) -> bool:
+        self.rejected.append(rejected)
+        if len(self._tokens) == 1:
+            return False
+        del self._tokens[0]
+        return True
+
+
+_REJECTED = answer(401, b"")
+
+
+def _sent_tokens(server: HttpServer) -> list[str | None]:
+    return [request.header("authorization") for request in server.requests]
+
+
+def test_a_rejected_credential_is_renewed_and_the_request_repeated() -> None:
+    credential = _Renewable("old", "new")
+    result, server = _ask(_register, _REJECTED, answer(200, _REGISTERED), credential=credential)
+    assert result == Registration("wss://r/x", "reg-1")
+    assert _sent_tokens(server) == ["Bearer old", "Bearer new"]
+    assert server.requests[0].body == server.requests[1].body
+    assert credential.rejected == [[("authorization", "Bearer old")]]
+
+
+def test_a_credential_is_renewed_once() -> None:
+    credential = _Renewable("a", "b", "c")
+    verdict, server = _ask(_validate(_UUID), _REJECTED, _REJECTED, credential=credential)
+    assert verdict is Verdict.REJECTED
+    assert _sent_tokens(server) == ["Bearer a", "Bearer b"]
+
+
+def test_a_request_with_the_only_credential_is_not_repeated() -> None:
+    verdict, server = _ask(_validate(_UUID), _REJECTED, credential=_Renewable("a"))
+    assert verdict is Verdict.REJECTED
+    assert _sent_tokens(server) == ["Bearer a"]
 
 
 # ---- the harness ----------------------------------------------------------------------

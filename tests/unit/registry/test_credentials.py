@@ -15,14 +15,13 @@ from exec_server.registry.credentials import (
     AuthOptions,
     Bearer,
     ClientToken,
-    Credential,
-    check_destination,
     choose_credential,
 )
-from exec_server.registry.executor_credential import ExecutorCredential
+from exec_server.registry.destination import Credential, Destinations, check_destination
 from exec_server.registry.http import HttpClient
 from exec_server.registry.sign_in import StoredSignIn
 from exec_server.registry.sigv4 import SigV4
+from exec_server.registry.stdin_credential import StdinCredential
 
 
 def _choose(environ: dict[str, str], **options: bool | str) -> Credential:
@@ -58,9 +57,23 @@ def _without(*names: str) -> dict[str, str]:
 def test_flags_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    assert isinstance(_choose(_ALL, executor_credential_stdin=True), ExecutorCredential)
     assert isinstance(_choose(_ALL, use_agent_identity_auth=True), AgentIdentity)
     assert isinstance(_choose(_ALL, aws_sigv4=True), SigV4)
+
+
+@pytest.mark.parametrize(
+    ("flag", "destinations"),
+    [
+        ("--executor-credential-stdin", Destinations.ENCRYPTED),
+        ("--registration-bearer-stdin", Destinations.ENCRYPTED),
+        ("--chatgpt-token-stdin", Destinations.HTTPS),
+    ],
+)
+def test_stdin_comes_first(flag: str, destinations: Destinations) -> None:
+    credential = _choose(_ALL, stdin_flag=flag)
+    assert isinstance(credential, StdinCredential)
+    assert credential.destinations is destinations
+    assert credential.hides_responses
 
 
 def test_order_of_the_variables(tmp_path: Path) -> None:
@@ -126,6 +139,13 @@ def test_destinations() -> None:
     with pytest.raises(StartupError, match="requires https"):
         check_destination(Bearer("k"), "http://registry.example")
     check_destination(ClientToken("k"), "http://registry.example")
+
+
+def test_a_refresh_token_is_not_sent_unencrypted() -> None:
+    name = "CODEX_REFRESH_TOKEN_URL_OVERRIDE"
+    text = f"{name} must be an https URL, or http on this machine"
+    assert _refusal({name: "http://auth.example/token"}) == text
+    assert _refusal({name: "zzz"}) == text
 
 
 def test_harness_token() -> None:

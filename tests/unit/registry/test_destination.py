@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from exec_server.errors import StartupError
-from exec_server.registry.destination import Destinations, check_direct_url, check_registry_url
+from exec_server.registry.destination import (
+    Credential,
+    Destinations,
+    check_direct_url,
+    check_registry_url,
+    is_encrypted,
+)
 
 _API_KEY = (
     "remote exec-server API-key authentication is restricted to HTTPS openai.com and openai.org "
@@ -51,8 +59,8 @@ _UNENCRYPTED = ["http://openai.com", "http://example.com", "http://x.localhost",
 
 
 @pytest.mark.parametrize("url", _LOOPBACK)
-@pytest.mark.parametrize("destinations", Destinations)
-def test_this_machine_is_always_allowed(destinations: Destinations, url: str) -> None:
+@pytest.mark.parametrize("destinations", set(Destinations) - {Destinations.HTTPS})
+def test_this_machine_is_allowed_without_encryption(destinations: Destinations, url: str) -> None:
     assert _refusal(destinations, url) is None
 
 
@@ -82,6 +90,42 @@ def test_other_secrets_need_encryption() -> None:
     for url in _UNENCRYPTED:
         assert _refusal(Destinations.ENCRYPTED, url) == _NO_HTTPS
         assert _refusal(Destinations.ENCRYPTED, url, allow=True) == _NO_HTTPS
+
+
+_HTTPS_TEXT = "ChatGPT token registry URLs must use HTTPS without userinfo or fragments"
+
+
+def test_some_need_encryption_on_this_machine_too() -> None:
+    for url in ("https://registry.example", "https://127.0.0.1:9/?x=1", " HTTPS://localhost "):
+        check_registry_url(Destinations.HTTPS, url)
+    for url in (
+        *("", "zzz", "http://127.0.0.1", "wss://h", "https://u@h", "https://u:p@h"),
+        *("https://h/#x", "https://h/#", "https://"),
+    ):
+        with pytest.raises(StartupError) as refused:
+            check_registry_url(Destinations.HTTPS, url)
+        assert str(refused.value) == _HTTPS_TEXT
+
+
+def test_urls_that_secrets_may_go_to() -> None:
+    for url in ("https://h", "http://localhost:9/x", "http://127.0.0.2", "http://[::1]"):
+        assert is_encrypted(url)
+    for url in ("http://h", "http://127.0.0.1.example", "ws://localhost", "", "zzz"):
+        assert not is_encrypted(url)
+
+
+def test_defaults_of_a_credential() -> None:
+    async def run() -> None:
+        credential = Credential()
+        await credential.ready()
+        assert not await credential.renew([])
+        with pytest.raises(NotImplementedError):
+            await credential.headers("POST", "https://h", b"")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await credential.wait_ended()
+
+    asyncio.run(run())
 
 
 def test_some_go_anywhere() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from itertools import combinations
 
 from exec_server import __version__
 from exec_server.cli.parser import ArgumentParser, positive_number, seconds, utf8_text
@@ -37,6 +38,9 @@ examples:
       listen for processes of the same user
   exec-server serve --remote https://registry.example.net --environment-id build-7
       from behind a NAT: register with a registry and serve clients through its relay
+  printf '%s\\n' "$TOKEN" | exec-server serve --remote https://registry.example.net \\
+          --environment-id build-7 --registration-bearer-stdin
+      the same with the token of a registry of your own
   exec-server forward --connect ws://127.0.0.1:7700 --remote URL --environment-id build-7
       the same for another server: forward messages between the relay and that server
 
@@ -47,8 +51,13 @@ clients have started end with the server, even if it is killed.
 _REMOTE_FLAGS = (
     *("--environment-id", "--executor-id", "--name", "--ca-file", "--pin", "--key-file"),
     *("--remote-transport", "--relay-security", "--registry-auth", "--use-agent-identity-auth"),
-    *("--executor-credential-stdin", "--aws-sigv4", "--aws-profile", "--aws-region"),
+    *("--executor-credential-stdin", "--registration-bearer-stdin", "--chatgpt-token-stdin"),
+    *("--chatgpt-account-id", "--aws-sigv4", "--aws-profile", "--aws-region"),
     *("--aws-service", "--connect"),
+)
+# Each has a row in `registry.stdin_credential`.
+_STDIN_FLAGS = (
+    *("--executor-credential-stdin", "--registration-bearer-stdin", "--chatgpt-token-stdin"),
 )
 
 
@@ -59,8 +68,9 @@ _EXCLUDE = "exclude each other"
 _EXCLUSIVE = (
     ("--remote", "--listen"),
     ("--environment-id", "--executor-id"),
-    ("--use-agent-identity-auth", "--executor-credential-stdin"),
-    ("--executor-credential-stdin", "--aws-sigv4"),
+    *(("--use-agent-identity-auth", flag) for flag in _STDIN_FLAGS),
+    *((flag, "--aws-sigv4") for flag in _STDIN_FLAGS),
+    *combinations(_STDIN_FLAGS, 2),
     ("--ca-file", "--pin"),
 )
 
@@ -77,6 +87,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     # registry that is away is waited for.
     arguments.registry_token = arguments.on_ready = None
     arguments.waits_for_registry = False
+    arguments.stdin_flag = next((flag for flag in _STDIN_FLAGS if _is_set(arguments, flag)), None)
     conflict = _find_conflict(arguments)
     if conflict is not None:
         parser.error(conflict)
@@ -101,7 +112,18 @@ def _find_conflict(arguments: argparse.Namespace) -> str | None:
         (is_remote and not has_id, "--remote requires --environment-id"),
         (arguments.forward and arguments.connect is None, "forward requires --connect"),
         (arguments.connect is not None and not arguments.forward, "--connect requires forward"),
-        (is_direct and not arguments.aws_sigv4, "--remote-transport direct requires --aws-sigv4"),
+        (
+            arguments.chatgpt_account_id is not None and not arguments.chatgpt_token_stdin,
+            "--chatgpt-account-id requires --chatgpt-token-stdin",
+        ),
+        (
+            arguments.forward and arguments.chatgpt_token_stdin,
+            "--chatgpt-token-stdin does not work with forward",
+        ),
+        (
+            is_direct and not arguments.aws_sigv4 and not _excludes_sigv4(arguments),
+            "--remote-transport direct requires --aws-sigv4",
+        ),
         (
             is_direct and arguments.relay_security is not None,
             "--relay-security requires --remote-transport noise",
@@ -113,6 +135,11 @@ def _find_conflict(arguments: argparse.Namespace) -> str | None:
         (is_remote and arguments.ws_auth is not None, "--ws-auth requires --listen"),
     )
     return next((text for is_violated, text in rules if is_violated), None)
+
+
+def _excludes_sigv4(arguments: argparse.Namespace) -> bool:
+    # Then `--aws-sigv4` cannot be added, and the server does not start for that reason.
+    return arguments.stdin_flag is not None or arguments.use_agent_identity_auth
 
 
 def _is_encrypted(arguments: argparse.Namespace) -> bool:
@@ -326,7 +353,8 @@ def add_key_file(parser: argparse._ActionsContainer) -> None:
 def add_registry_credentials(parser: ArgumentParser) -> None:
     group = parser.add_argument_group(
         "credentials for the registry",
-        "By default EXEC_SERVER_API_KEY, CODEX_API_KEY or a stored Codex sign-in is used.",
+        "By default EXEC_SERVER_API_KEY, CODEX_API_KEY or a stored Codex sign-in is used. A token\n"
+        "on stdin is in no argument and no variable, where other processes could see it.",
     )
     group.add_argument(
         "--registry-auth",
@@ -338,12 +366,7 @@ def add_registry_credentials(parser: ArgumentParser) -> None:
         action="store_true",
         help="authenticate with the agent identity in CODEX_ACCESS_TOKEN",
     )
-    group.add_argument(
-        "--executor-credential-stdin",
-        action="store_true",
-        help="read credentials from stdin, one JSON object per line, each replacing the "
-        "previous one; exit when stdin is closed",
-    )
+    add_stdin_credentials(group)
     group.add_argument(
         "--aws-sigv4",
         action="store_true",
@@ -356,6 +379,34 @@ def add_registry_credentials(parser: ArgumentParser) -> None:
         "--aws-region", metavar="REGION", help="default: AWS_REGION, or the region of the profile"
     )
     group.add_argument("--aws-service", metavar="NAME", help="default: execute-api")
+
+
+def add_stdin_credentials(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--registration-bearer-stdin",
+        action="store_true",
+        help="read one line from stdin, the token that the registry accepts; https only, except "
+        "on this machine; what follows the line is not read",
+    )
+    group.add_argument(
+        "--executor-credential-stdin",
+        action="store_true",
+        help="read credentials from stdin, one JSON object per line, each replacing the "
+        "previous one; exit when stdin is closed",
+    )
+    group.add_argument(
+        "--chatgpt-token-stdin",
+        action="store_true",
+        help="read one line from stdin, a ChatGPT access token, which is not refreshed; stdin must "
+        "be a pipe or a socket, and the registry https; not with forward",
+    )
+    group.add_argument(
+        "--chatgpt-account-id",
+        type=utf8_text,
+        metavar="ID",
+        help="with --chatgpt-token-stdin: the account of the token; required if the token does not "
+        "name one, and must be the same if it does",
+    )
 
 
 def _add_authentication(parser: ArgumentParser) -> None:
@@ -446,6 +497,7 @@ Every client that the registry lets connect can run commands as the user who run
 examples:
   exec-server up                                   the registry of the only login
   exec-server up https://registry.example.net --environment-id build-7
+  exec-server up https://registry.example.net --registration-bearer-stdin < token.txt
   exec-server up --pin sha256:2f05…                a registry with a new self-signed certificate
   exec-server up --install                         as a systemd service of this user, from now on
   exec-server up --uninstall
@@ -469,6 +521,11 @@ def build_up_parser() -> ServerParser:
     )
     _add_certificate_checks(parser)
     add_key_file(parser)
+    add_stdin_credentials(
+        parser.add_argument_group(
+            "credentials on stdin", "Instead of the token of a login; URL is then required."
+        )
+    )
     service = parser.add_mutually_exclusive_group()
     service.add_argument(
         "--install",
@@ -479,6 +536,26 @@ def build_up_parser() -> ServerParser:
     # Its user wants to know that the registry cannot be reached.
     add_logging_flags(parser, level="warning")
     return parser
+
+
+def parse_up(words: list[str]) -> argparse.Namespace:
+    """Parse the arguments of `up`; exits with code 2 if they are invalid."""
+    parser = build_up_parser()
+    arguments = parser.parse_args(words)
+    if stdin_flags(arguments):
+        if arguments.url is None:
+            parser.error("a credential on stdin requires the URL of its registry")
+        if arguments.install:
+            parser.error("--install requires a login: a service has no stdin")
+    return arguments
+
+
+def stdin_flags(arguments: argparse.Namespace) -> list[str]:
+    """The flags about credentials on stdin, as they were given."""
+    words = [flag for flag in _STDIN_FLAGS if _is_set(arguments, flag)]
+    if arguments.chatgpt_account_id is not None:
+        words += ["--chatgpt-account-id", arguments.chatgpt_account_id]
+    return words
 
 
 def _add_certificate_checks(parser: ServerParser) -> None:

@@ -17,15 +17,8 @@ from exec_server.net.client_tls import (
 )
 from exec_server.protocol.urls import parse_url
 from exec_server.registry.api import Registry
-from exec_server.registry.credentials import (
-    AuthOptions,
-    Bearer,
-    Credential,
-    check_destination,
-    choose_credential,
-)
-from exec_server.registry.destination import check_pinned_registry
-from exec_server.registry.executor_credential import ExecutorCredential
+from exec_server.registry.credentials import AuthOptions, Bearer, choose_credential
+from exec_server.registry.destination import Credential, check_destination, check_pinned_registry
 from exec_server.registry.executor_key import executor_identity
 from exec_server.registry.http import HttpClient
 from exec_server.server.remote import DirectExecutor, RelayExecutor, Security, upgrade_headers
@@ -48,6 +41,8 @@ class RemoteMode:
         self._is_direct = arguments.remote_transport == "direct"
         if arguments.aws_sigv4 and not self._is_direct:
             raise StartupError("--aws-sigv4 requires --remote-transport direct")
+        if self._is_direct and not arguments.aws_sigv4:
+            raise StartupError("--remote-transport direct requires --aws-sigv4")
         if arguments.forward:
             _check_forward_url(arguments.connect)
             if self._is_direct:
@@ -59,9 +54,11 @@ class RemoteMode:
         self._tls = own or tls_context(roots_for_websockets(environ))
         self._headers = upgrade_headers(environ)
         self._http = HttpClient(own or tls_context(roots_for_http(environ)))
+        # The issuer of a credential is another server: a pin or --ca-file is not for it.
+        self._issuer_http = HttpClient()
         self._on_ready: Callable[[str], None] | None = arguments.on_ready
         self._waits_for_registry: bool = arguments.waits_for_registry
-        self._credential = _credential(arguments, environ, self._id, self._http)
+        self._credential = _credential(arguments, environ, self._id, self._issuer_http)
         self._registry = Registry(arguments.remote, self._id, self._credential, self._http)
         has_key = self._security == "noise" and not self._is_direct
         self._identity = (
@@ -80,7 +77,7 @@ class RemoteMode:
                 await serve_remote(
                     executor,
                     stop,
-                    watch=self._wait_for_end_of_credentials,
+                    watch=self._credential.wait_ended,
                     options=options,
                     variables=variables,
                 )
@@ -90,17 +87,11 @@ class RemoteMode:
                     executor,
                     lambda tasks: forwarder(destination, self._tls, tasks),
                     stop,
-                    watch=self._wait_for_end_of_credentials,
+                    watch=self._credential.wait_ended,
                 )
         finally:
             await self._http.close()
-
-    async def _wait_for_end_of_credentials(self) -> None:
-        """Return when stdin ends, if it delivers the credentials; otherwise never."""
-        if isinstance(self._credential, ExecutorCredential):
-            await self._credential.wait_closed()
-        else:
-            await asyncio.Event().wait()
+            await self._issuer_http.close()
 
     def _executor(self) -> Executor:
         if self._is_direct:
@@ -133,7 +124,9 @@ def _credential(
         return stored
     credential = choose_credential(
         AuthOptions(
-            executor_credential_stdin=arguments.executor_credential_stdin,
+            stdin_flag=arguments.stdin_flag,
+            exit_on_stdin_close=arguments.exit_on_stdin_close,
+            chatgpt_account_id=arguments.chatgpt_account_id,
             use_agent_identity_auth=arguments.use_agent_identity_auth,
             aws_sigv4=arguments.aws_sigv4,
             aws_region=arguments.aws_region,

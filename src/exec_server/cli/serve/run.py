@@ -74,8 +74,8 @@ def run_remote(arguments: argparse.Namespace, watchdog: Watchdog) -> None:
     remote = RemoteMode(arguments, dict(os.environ))
     variables = _inheritable_variables(SECRET_NAMES)
     stop = asyncio.Event()
-    # With --executor-credential-stdin, the credential reader handles the end of stdin.
-    watch_stdin = arguments.exit_on_stdin_close and not arguments.executor_credential_stdin
+    # The reader of a credential also handles the end of stdin.
+    watch_stdin = arguments.exit_on_stdin_close and arguments.stdin_flag is None
     server = remote.run(stop, options, variables)
     uvloop.run(_run_until_signal(server, stop, watch_stdin=watch_stdin))
 

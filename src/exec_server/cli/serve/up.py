@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.errors import CommandError, UsageError
 from exec_server.cli.login import Login, load_logins, normalise_url
-from exec_server.cli.serve.arguments import build_up_parser, parse
+from exec_server.cli.serve.arguments import parse, parse_up, stdin_flags
 from exec_server.cli.targets import configuration_directory
 from exec_server.errors import RegistryError, StartupError
 from exec_server.host.libc import ignore_unused
@@ -50,19 +50,24 @@ def up(words: list[str], watchdog: Watchdog) -> int:
     """Serve through a registry until a signal, or manage the service; returns the exit code."""
     ignore_unused()
     try:
-        arguments = build_up_parser().parse_args(words)
+        arguments = parse_up(words)
         if arguments.uninstall:
             print(uninstall_service())
             return 0
-        login = _choose_login(arguments.url)
+        stdin = stdin_flags(arguments)
+        login = None if stdin else _choose_login(arguments.url)
+        url = arguments.url if login is None else login.url
         environment_id = arguments.environment_id or machine_id()
         certificate = _certificate_flags(arguments.ca_file, arguments.pin)
         key = _key_flags(arguments.key_file)
         if arguments.install:
-            print(install_service(login.url, environment_id, [*certificate, *key]))
+            print(install_service(url, environment_id, [*certificate, *key]))
             return 0
-        certificate = certificate or _certificate_flags(login.ca_file, login.pins)
-        _serve(arguments, login, environment_id, [*certificate, *key], watchdog)
+        if login is not None:
+            certificate = certificate or _certificate_flags(login.ca_file, login.pins)
+        token = None if login is None else login.read_token("executor")
+        serve_words = ["--remote", url, "--environment-id", environment_id, *certificate, *key]
+        _serve(arguments, [*serve_words, *stdin], token, watchdog)
     except SystemExit as end:  # argparse: --help and usage errors
         return end.code if isinstance(end.code, int) else 1
     except (StartupError, RegistryError, UsageError, CommandError) as error:
@@ -105,19 +110,14 @@ def _key_flags(key_file: str | None) -> list[str]:
 
 
 def _serve(
-    arguments: argparse.Namespace,
-    login: Login,
-    environment_id: str,
-    flags: Sequence[str],
-    watchdog: Watchdog,
+    arguments: argparse.Namespace, words: Sequence[str], token: str | None, watchdog: Watchdog
 ) -> None:
-    words = ["--remote", login.url, "--environment-id", environment_id]
-    words += ["--log-level", arguments.log_level, "--log-format", arguments.log_format]
-    words += flags
-    settings = parse(words)
-    settings.registry_token = login.read_token("executor")
+    """Serve with these words of `serve`; the token is that of a login."""
+    logging = ["--log-level", arguments.log_level, "--log-format", arguments.log_format]
+    settings = parse([*words, *logging])
+    settings.registry_token = token
     settings.waits_for_registry = True
-    settings.on_ready = _Announcement(login.url, environment_id)
+    settings.on_ready = _Announcement(settings.remote, settings.environment_id)
     from exec_server.cli.serve.run import run_remote
 
     run_remote(settings, watchdog)

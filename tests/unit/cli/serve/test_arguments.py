@@ -15,6 +15,8 @@ from exec_server.cli.serve.arguments import (
     build_up_parser,
     ignored_flags,
     parse,
+    parse_up,
+    stdin_flags,
 )
 
 _REMOTE = ["--remote", "https://r", "--environment-id", "e"]
@@ -113,9 +115,29 @@ def test_forward_may_follow_flags() -> None:
             [*_REMOTE, "--use-agent-identity-auth", "--executor-credential-stdin"],
             "--use-agent-identity-auth and --executor-credential-stdin exclude each other",
         ),
+        *(
+            ([*_REMOTE, one, other], f"{one} and {other} exclude each other")
+            for one, other in (
+                ("--executor-credential-stdin", "--aws-sigv4"),
+                ("--use-agent-identity-auth", "--registration-bearer-stdin"),
+                ("--registration-bearer-stdin", "--aws-sigv4"),
+                ("--use-agent-identity-auth", "--chatgpt-token-stdin"),
+                ("--chatgpt-token-stdin", "--aws-sigv4"),
+                ("--executor-credential-stdin", "--registration-bearer-stdin"),
+                ("--executor-credential-stdin", "--chatgpt-token-stdin"),
+                ("--registration-bearer-stdin", "--chatgpt-token-stdin"),
+            )
+        ),
+        (["--registration-bearer-stdin"], "--registration-bearer-stdin requires --remote"),
+        (["--chatgpt-token-stdin"], "--chatgpt-token-stdin requires --remote"),
+        (["--chatgpt-account-id", "a"], "--chatgpt-account-id requires --remote"),
         (
-            [*_REMOTE, "--executor-credential-stdin", "--aws-sigv4"],
-            "--executor-credential-stdin and --aws-sigv4 exclude each other",
+            [*_REMOTE, "--chatgpt-account-id", "a"],
+            "--chatgpt-account-id requires --chatgpt-token-stdin",
+        ),
+        (
+            ["forward", "--connect", "ws://h", *_REMOTE, "--chatgpt-token-stdin"],
+            "--chatgpt-token-stdin does not work with forward",
         ),
         (
             [*_REMOTE, "--remote-transport", "direct"],
@@ -155,6 +177,37 @@ def test_invalid_flags_are_named(
     assert error.startswith("Error: ")
     assert text in error
     assert error.endswith("\n\nFor more information, try 'exec-server serve --help'.\n")
+
+
+@pytest.mark.parametrize(
+    "flag", ["--executor-credential-stdin", "--registration-bearer-stdin", "--chatgpt-token-stdin"]
+)
+def test_the_form_of_stdin_is_found(flag: str) -> None:
+    assert parse([*_REMOTE, flag]).stdin_flag == flag
+    assert parse(_REMOTE).stdin_flag is None
+    # The server refuses it, with another exit code than for flags that could be corrected.
+    assert parse([*_REMOTE, flag, "--remote-transport", "direct"]).stdin_flag == flag
+    if flag != "--chatgpt-token-stdin":
+        assert parse([*_REMOTE, "forward", "--connect", "ws://h", flag]).forward
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--registration-bearer-stdin"], "requires the URL of its registry"),
+        (["https://r", "--chatgpt-token-stdin", "--install"], "a service has no stdin"),
+    ],
+)
+def test_up_with_a_credential_on_stdin(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_up(words)
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
+    flags = ["--chatgpt-token-stdin", "--chatgpt-account-id", "a"]
+    assert stdin_flags(parse_up(["https://r", *flags])) == flags
+    assert stdin_flags(parse_up([])) == []
 
 
 def test_the_server_knows_every_flag() -> None:

@@ -51,6 +51,15 @@ def test_the_only_login_is_used(
     ]
 
 
+def test_a_credential_on_stdin_needs_no_login(served: list[argparse.Namespace]) -> None:
+    assert up(["https://r", "--environment-id", "box", "--registration-bearer-stdin"], DOG) == 0
+    [arguments] = served
+    assert (arguments.remote, arguments.environment_id) == ("https://r", "box")
+    assert (arguments.registry_token, arguments.waits_for_registry) == (None, True)
+    assert arguments.stdin_flag == "--registration-bearer-stdin"
+    assert up(["https://r", "--chatgpt-account-id", "a"], DOG) == 2
+
+
 def test_one_of_several_logins_is_named(
     served: list[argparse.Namespace], capsys: pytest.CaptureFixture[str]
 ) -> None:
