@@ -214,7 +214,7 @@ def test_documented_capabilities_are_those_that_are_reported() -> None:
     assert {name: here == "yes" for name, _, here, _ in rows} == {
         name: reported[name] for name, *_ in rows
     }
-    newest = json.loads((ROOT / "tests/vectors/handshakes.json").read_text())["0.166.0"]
+    newest = json.loads((ROOT / "tests/vectors/handshakes.json").read_text())["0.169.0"]
     recorded = newest["initialize"]["result"]["environmentInfo"]["capabilities"]
     assert {name: reference == "yes" for name, reference, *_ in rows} == recorded
     undocumented = reported.keys() - {name for name, *_ in rows}
