@@ -30,6 +30,7 @@ UNIT_TESTS_OF_NO_MODULE = {
     "test_adapter_suites.py",
     "test_architecture.py",
     "test_prose.py",
+    "test_reference_difference.py",
     "client/test_types.py",
     "test_kernel_machine.py",
     "test_versions.py",
