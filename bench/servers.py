@@ -21,7 +21,7 @@ DISTRIBUTION = "distribution"
 
 INSTALL_HELP = (
     "the reference server is not installed, so only ours is measured; `make conformance` "
-    "installs it, or: npm install --prefix {cache} @openai/codex@0.166.0"
+    "installs it, or: npm install --prefix {cache} @openai/codex@0.169.0"
 )
 
 # A server that prints no URL within this time counts as broken.

@@ -27,9 +27,9 @@ from soak.world import Finding, World
 
 # A scenario that takes longer hangs; the slowest takes seconds on an idle machine.
 SCENARIO_SECONDS = 120.0
-# Our server gets this flag; the reference has no such flag and keeps sessions for 30 s.
+# Our server gets this flag; the reference has no such flag and keeps sessions for 80 s.
 OUR_RETENTION_SECONDS = 15
-_REFERENCE_RETENTION_SECONDS = 30
+_REFERENCE_RETENTION_SECONDS = 80
 # The helpers that a server starts before they are needed are there after this time.
 _FRESH_SECONDS = 2.0
 # Idle workers end after 60 s, prebuilt sandboxes after 120 s; a timer looks for them.

@@ -47,7 +47,7 @@ _WORKER_OUTPUT = "reference_cases"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="also run the cases that wait for 30 s")
+    parser.addoption("--slow", action="store_true", help="run the cases that wait a minute too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[_UNAVAILABLE] = len(unavailable)
         config.hook.pytest_deselected(items=unavailable)
         items[:] = [item for item in items if not item.get_closest_marker("reference")]
-    slow = pytest.mark.skip(reason="waits half a minute (--slow runs it)")
+    slow = pytest.mark.skip(reason="waits for a minute (--slow runs it)")
     # The reference is not deterministic: its exits overtake output, its closes overtake exits.
     # A case is wrong when it fails twice. Our server gets one try.
     again = pytest.mark.flaky(reruns=1)

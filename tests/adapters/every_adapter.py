@@ -40,7 +40,7 @@ from tests.adapters.proxy import Proxy
 from tests.support.client import Server, descendants, scaled, start_server, survivors
 from tests.support.server_internals import eventually
 
-# Instead of the 25 s for which the client tries to reach its server again.
+# Instead of the 45 s for which the client tries to reach its server again.
 RECOVERY_SECONDS = 1.0
 # Until an adapter has to say that its server is lost: recovery, twice for what may be repeated.
 LOST_SECONDS = 20.0

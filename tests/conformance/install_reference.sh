@@ -3,7 +3,7 @@
 # Does nothing when EXEC_SERVER_REFERENCE names one or the right version is there already.
 set -eu
 
-version=0.166.0
+version=0.169.0
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/exec-server-reference"
 
 if [ -n "${EXEC_SERVER_REFERENCE:-}" ]; then

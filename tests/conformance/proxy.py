@@ -21,8 +21,8 @@ class Proxy:
     def __init__(self, url: str, *, record: bool = False) -> None:
         self.target = url
         self._sent: list[bytearray] | None = [] if record else None  # of each connection
-        self.accepted = 0
-        self._refusing_until = 0.0
+        self.accepted_at: list[float] = []  # by the monotonic clock
+        self._is_closing = threading.Event()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -33,16 +33,16 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._is_closing.set()
+        self._close_listener()
         self.cut()
         for thread in self._threads:
             thread.join()
 
     def cut(self, refuse_for: float = 0.0) -> None:
-        """Drops every connection on both sides, and new ones too for this many seconds."""
-        self._refusing_until = time.monotonic() + refuse_for
+        """Drops every connection on both sides; refuses new ones for this many seconds."""
+        if refuse_for:
+            self._refuse(refuse_for)
         pairs, self._pairs = self._pairs, []
         for pair in pairs:
             for end in pair:
@@ -50,18 +50,40 @@ class Proxy:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
 
+    def _close_listener(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _refuse(self, seconds: float) -> None:
+        # A socket that is bound and does not listen keeps the port and refuses connections.
+        address = self._listener.getsockname()
+        self._close_listener()
+        self._listener = socket.socket()
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.bind(address)
+        self._start(self._listen_after, seconds)
+
+    def _listen_after(self, seconds: float) -> None:
+        if not self._is_closing.wait(seconds):
+            with contextlib.suppress(OSError):  # closed in this moment
+                self._listener.listen()
+            self._accept()
+
+    @property
+    def accepted(self) -> int:
+        return len(self.accepted_at)
+
     def _accept(self) -> None:
+        listener = self._listener
         while True:
             try:
-                near, _ = self._listener.accept()
+                near, _ = listener.accept()
             except OSError:
                 return
-            if time.monotonic() < self._refusing_until:
-                near.close()
-                continue
             address = urlsplit(self.target)
             far = socket.create_connection((address.hostname or "", address.port or 0))
-            self.accepted += 1
+            self.accepted_at.append(time.monotonic())
             self._pairs.append((near, far))
             sent = None
             if self._sent is not None:

@@ -75,7 +75,7 @@ class Scene:
             self._end()
 
     def _end(self) -> None:
-        # Processes that a case leaves would run on for the session's 30 seconds.
+        # Processes that a case leaves would run on for the session's 80 seconds.
         for client in self._clients.values():
             for notice in list(client.messages):
                 process_id = notice.get("result", {}).get("processId") if "id" in notice else None

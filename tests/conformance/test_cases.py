@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ pytestmark = pytest.mark.quick
 _CASES = Path(__file__).resolve().parent / "cases"
 
 
-def _load() -> list[Any]:
-    parameters = []
-    for path in sorted(_CASES.glob("*.json")):
-        for case in json.loads(path.read_text()):
-            parameters.append(pytest.param(case, id=f"{path.stem}-{case['name']}"))
-    return parameters
+def load() -> dict[str, dict[str, Any]]:
+    """All cases by the name of their file and their own."""
+    return {
+        f"{path.stem}-{case['name']}": case
+        for path in sorted(_CASES.glob("*.json"))
+        for case in json.loads(path.read_text())
+    }
 
 
 def _steps(case: dict[str, Any], kind: str) -> list[Any]:
@@ -35,16 +37,27 @@ def _steps(case: dict[str, Any], kind: str) -> list[Any]:
     return alternative
 
 
-@pytest.mark.parametrize("case", _load())
-def test_case(case: dict[str, Any], kind: str, server: Server, folder: Path) -> None:
-    steps = _steps(case, kind)
+def play(
+    case: dict[str, Any],
+    steps: list[Any],
+    server: Server,
+    folder: Path,
+    make_scene: Callable[..., Scene] = Scene,
+) -> None:
+    """Plays a case on this server, or on one of the same kind that the case describes."""
+    kind = server.kind
     settings = case.get("server")
     if case.get("stdio"):
         with start_stdio(kind, cwd=folder) as (own, client):
-            Scene(own, folder, stdio=client).play(case, steps)
+            make_scene(own, folder, stdio=client).play(case, steps)
     elif settings is None:
-        Scene(server, folder).play(case, steps)
+        make_scene(server, folder).play(case, steps)
     else:
         env = {k: v.replace("{dir}", str(folder)) for k, v in settings.get("env", {}).items()}
         with start_server(kind, *settings.get("flags", []), env=env, cwd=folder) as own:
-            Scene(own, folder).play(case, steps)
+            make_scene(own, folder).play(case, steps)
+
+
+@pytest.mark.parametrize("case", load().values(), ids=load())
+def test_case(case: dict[str, Any], kind: str, server: Server, folder: Path) -> None:
+    play(case, _steps(case, kind), server, folder)

@@ -13,11 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.codex import command, report, start_app_server, start_codex
+from tests.conformance.codex import (
+    appears,
+    command,
+    patch,
+    report,
+    start_app_server,
+    start_codex,
+    write,
+)
 from tests.conformance.mcp_server import serve_mcp
 from tests.conformance.model import Model, Step, ToolCall, serve
 from tests.conformance.proxy import Proxy
 from tests.support.client import server_environment, start_server
+from tests.support.pictures import PICTURE
 
 pytestmark = pytest.mark.reference
 
@@ -168,3 +177,81 @@ def test_start_up_files_run_once_for_all_commands(machine: Machine) -> None:
     model = machine.play(*commands, features=("shell_snapshot_v2",))
     for name in ("first", "second"):
         assert report(model.outputs[name]).text == "profile\nhello\nx\n"
+
+
+# All that change what an executor is asked for, or the tools that ask it; the newer ones change
+# nothing that a server sees, and have to stay so.
+_EXECUTOR_FEATURES = (
+    *("agent_message_board_mcp", "apply_patch_streaming_events", "apps_early_resource_discovery"),
+    *("code_mode", "command_sessions_world_state", "credential_masking", "deferred_executor"),
+    *("executor_capability_discovery", "executor_capability_discovery_v2"),
+    *("incremental_exec_tools", "interrupt_on_cancel", "login_shell_package_path"),
+    *("mcp_connection_sharing", "mcp_lazy_stdio_startup", "mcp_tool_list_changed"),
+    *("multi_env_copy_file", "network_proxy", "shell_snapshot_v2", "subagent_thread_environments"),
+)
+_SCRIPT = """\
+const done = await Promise.all(["a", "b"].map((name) =>
+    tools.exec_command({cmd: `echo ${name}; hello`, yield_time_ms: 10000})));
+text(done.map((each) => `${each.exit_code} ${each.output}`).join(""));
+"""
+
+
+def test_all_features_at_once(machine: Machine) -> None:
+    """Commands, a terminal, patches, images, MCP, code, the network and a lost connection."""
+    (machine.user / ".bash_profile").write_text("hello() { echo hello from the profile; }\n")
+    (machine.folder / "image.png").write_bytes(PICTURE)
+    skill = machine.user / ".agents/skills/first/SKILL.md"
+    skill.parent.mkdir(parents=True)
+    skill.write_text("---\ndescription: mark-skill\n---\n")
+    lines = "for i in 1 2 3 4 5 6; do echo line-$i; touch mark-$i; sleep 0.2; done; exit 5"
+    script: list[Step] = [
+        [command("both", "hello; echo err >&2; exit 3")],
+        [command("ask", "read a; echo hi $a; exit 4", tty=True, yield_time_ms=1000)],
+        write("typed", "ask", "Ann\n"),
+        [patch("patch", "*** Add File: new/added.txt", "+first")],
+        [ToolCall("image", "view_image", {"path": "image.png"})],
+        [ToolCall("mcp", "echo", {"text": "over http"}, "mcp__echo")],
+        [ToolCall("code", "exec", _SCRIPT)],
+        [command("network", "curl -sS -m 8 http://unlisted.test/")],
+        [command("outside", "touch /etc/exec-server-conformance")],
+        [command("cut", lines)],
+    ]
+    variables = {"CODEX_HOME": str(machine.home), "HOME": str(machine.user), "ECHO_BEARER": "abc"}
+    with (
+        serve_mcp() as url,
+        start_server(machine.kind, env=variables, cwd=machine.folder) as server,
+        Proxy(server.url, record=True) as proxy,
+    ):
+        settings = f'[mcp_servers.echo]\nurl = "{url}"\nbearer_token_env_var = "ECHO_BEARER"\n'
+        approval = 'default_tools_approval_mode = "approve"\n'
+        (machine.home / "config.toml").write_text(settings + approval)
+        with start_codex(
+            script,
+            machine.folder,
+            url=proxy.url,
+            sandbox="workspace-write",
+            features=_EXECUTOR_FEATURES,
+            mcp="\n[sandbox_workspace_write]\nnetwork_access = true\n",
+        ) as client:
+            appears(machine.folder / "mark-3", 60)
+            proxy.cut()
+            model = client.completed()
+        methods = proxy.methods()
+    assert {"capabilities/discoverV2", "environmentConfig/read", "http/request"} <= set(methods)
+    assert "mark-skill" in model.instructions
+    assert _ended(model, "both") == (3, "hello from the profile\nerr\n")
+    assert _ended(model, "typed") == (4, "Ann\r\nhi Ann\r\n")
+    assert (machine.folder / "new/added.txt").read_text() == "first\n"
+    assert "image" in model.images
+    assert "over http Bearer abc" in model.outputs["mcp"]
+    for name in ("a", "b"):
+        assert f"0 {name}\nhello from the profile\n" in model.outputs["code"]
+    assert '"reason":"not_allowed"' in report(model.outputs["network"]).text
+    assert "Read-only file system" in report(model.outputs["outside"]).text
+    assert proxy.accepted >= 2
+    assert _ended(model, "cut") == (5, "".join(f"line-{n}\n" for n in range(1, 7)))
+
+
+def _ended(model: Model, call_id: str) -> tuple[int | None, str]:
+    told = report(model.outputs[call_id])
+    return told.exit_code, told.text

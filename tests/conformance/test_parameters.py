@@ -18,7 +18,7 @@ from tests.support.client import Client, uri
 
 pytestmark = pytest.mark.quick
 
-_METHODS: dict[str, Any] = json.loads(
+METHODS: dict[str, Any] = json.loads(
     (Path(__file__).resolve().parent / "parameters.json").read_text()
 )
 _INVALID_PARAMS = -32602
@@ -85,11 +85,9 @@ def _failures(client: Client, method: str, attempts: list[tuple[Any, str]]) -> l
     return problems
 
 
-@pytest.mark.parametrize("method", _METHODS)
-def test_member_of_wrong_type_or_missing(
-    method: str, client: Client, folder: Path, kind: str
-) -> None:
-    table = _METHODS[method]
+def wrong_params(method: str, folder: Path, kind: str) -> list[tuple[Any, str]]:
+    """Params with one member that is wrong or missing, and the text of the error."""
+    table = METHODS[method]
     good = build(table["good"], {"uri": uri(folder)})
     attempts: list[tuple[Any, str]] = []
     for member, described in table["members"].items():
@@ -101,23 +99,31 @@ def test_member_of_wrong_type_or_missing(
         if not optional:
             rest = {name: value for name, value in good.items() if name != member}
             attempts.append((rest, f"missing field `{member}`"))
+    return attempts
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_member_of_wrong_type_or_missing(
+    method: str, client: Client, folder: Path, kind: str
+) -> None:
+    attempts = wrong_params(method, folder, kind)
     assert not (problems := _failures(client, method, attempts)), "\n".join(problems)
 
 
-@pytest.mark.parametrize("method", _METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_params_that_are_no_object(method: str, client: Client) -> None:
-    struct, count = _METHODS[method]["struct"], len(_METHODS[method]["good"])
+    struct, count = METHODS[method]["struct"], len(METHODS[method]["good"])
     elements = f"{count} element" + ("s" if count > 1 else "")
     attempts = [(v, f"invalid type: {got}, expected struct {struct}") for v, got in _GOT[:4]]
     attempts.append(([], f"invalid length 0, expected struct {struct} with {elements}"))
-    required = [m for m, k in _METHODS[method]["members"].items() if k[-1] not in "?="]
+    required = [m for m, k in METHODS[method]["members"].items() if k[-1] not in "?="]
     attempts.append(({}, f"missing field `{required[0]}`"))
     assert not (problems := _failures(client, method, attempts)), "\n".join(problems)
 
 
-@pytest.mark.parametrize("method", _METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_positional_params_of_the_wrong_length(method: str, client: Client, folder: Path) -> None:
-    values = list(build(_METHODS[method]["good"], {"uri": uri(folder)}).values())
+    values = list(build(METHODS[method]["good"], {"uri": uri(folder)}).values())
     text = f"invalid length {len(values) + 1}, expected fewer elements in array"
     assert client.failure(method, [*values, 1]) == (_INVALID_PARAMS, text)
 

@@ -37,8 +37,8 @@ from tests.support.server_internals import is_kept_for_later
 
 pytestmark = pytest.mark.reference
 
-_EXECUTOR_KEY, _HARNESS_TOKEN = "the-executors-key", "the-harnesss-token"
-_CALLERS = {f"Bearer {_EXECUTOR_KEY}": "executor", f"Bearer {_HARNESS_TOKEN}": "harness"}
+EXECUTOR_KEY, _HARNESS_TOKEN = "the-executors-key", "the-harnesss-token"
+CALLERS = {f"Bearer {EXECUTOR_KEY}": "executor", f"Bearer {_HARNESS_TOKEN}": "harness"}
 
 # Prints eight lines in 0.8 s and leaves a mark beside each, for tests to wait for.
 _LINES = "for i in 1 2 3 4 5 6 7 8; do echo line-$i; touch mark-$i; sleep 0.1; done; exit 5"
@@ -54,7 +54,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _running(
     kind: str, service: ThreadedRelayService, home: Path, *flags: str
 ) -> AbstractContextManager[Server]:
-    variables = {"CODEX_API_KEY": _EXECUTOR_KEY, "HOME": str(home)}
+    variables = {"CODEX_API_KEY": EXECUTOR_KEY, "HOME": str(home)}
     return start_executor(service, *flags, kind=kind, env=variables)
 
 
@@ -70,7 +70,7 @@ class Stage:
     variables: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.variables = self.variables or _pointing_to(self.service)
+        self.variables = self.variables or pointing_to(self.service)
 
     def codex(self, script: Sequence[Step], **o: Any) -> AbstractContextManager[Codex]:
         return start_codex(script, self.folder, variables=self.variables, **o)
@@ -93,7 +93,7 @@ class Stage:
         self.service.call(abort)
 
 
-def _pointing_to(service: ThreadedRelayService) -> dict[str, str]:
+def pointing_to(service: ThreadedRelayService) -> dict[str, str]:
     """What makes a Codex use the environment of a registry."""
     prefix = "CODEX_EXEC_SERVER_NOISE_"
     return {
@@ -105,7 +105,7 @@ def _pointing_to(service: ThreadedRelayService) -> dict[str, str]:
 
 @pytest.fixture
 def service() -> Iterator[ThreadedRelayService]:
-    with ThreadedRelayService(authorizations=_CALLERS) as running:
+    with ThreadedRelayService(authorizations=CALLERS) as running:
         yield running
 
 
@@ -119,7 +119,7 @@ def stage(service: ThreadedRelayService, kind: str, home: Path, folder: Path) ->
 @pytest.fixture(scope="module")
 def shared(kind: str, home: Path) -> Iterator[tuple[ThreadedRelayService, Server]]:
     with (
-        ThreadedRelayService(authorizations=_CALLERS) as running,
+        ThreadedRelayService(authorizations=CALLERS) as running,
         _running(kind, running, home) as executor,
     ):
         yield running, executor
@@ -316,8 +316,8 @@ def test_executor_that_comes_late(
     service: ThreadedRelayService, kind: str, home: Path, folder: Path
 ) -> None:
     script: list[Step] = [[command("c", "echo here")]]
-    register_absent(service, f"Bearer {_EXECUTOR_KEY}")
-    with start_codex(script, folder, variables=_pointing_to(service)) as client:
+    register_absent(service, f"Bearer {EXECUTOR_KEY}")
+    with start_codex(script, folder, variables=pointing_to(service)) as client:
         # Answered with 409 environment_offline, after which the client asks again.
         service.until(lambda: service.service.requests_to(Endpoint.CONNECT))
         with _running(kind, service, home):

@@ -126,7 +126,7 @@ def test_requests_of_a_stalled_client_are_taken_and_answered_later(server: Serve
 def test_unread_answers_are_bounded(server: Server) -> None:
     """Each answer has the whole retained output: 100 of them would be 140 MB."""
     with server.connect() as stalled, server.connect() as other:
-        # The process runs on: the output of one that has ended is dropped after 30 s.
+        # The process runs on: the output of one that has ended is dropped after 80 s.
         script = f"head -c {_MIB} /dev/zero; exec sleep 600"
         stalled.start(["/bin/sh", "-c", script], process_id="big")
         eventually("all is there", lambda: _retained(stalled, "big") == _MIB)

@@ -220,7 +220,7 @@ _SHOWN_ELSEWHERE = {"fsBinary"}
 
 
 def test_every_extension_that_is_reported_has_a_probe(client: Client) -> None:
-    newest = json.loads(HANDSHAKES.read_text())["0.166.0"]["initialize"]["result"]
+    newest = json.loads(HANDSHAKES.read_text())["0.169.0"]["initialize"]["result"]
     reference = newest["environmentInfo"]["capabilities"]
     ours = client.environment_info["capabilities"]
     assert ours.keys() == set(msgspec.to_builtins(Capabilities()))

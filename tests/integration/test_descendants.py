@@ -15,7 +15,6 @@ from tests.support.server_internals import (
     commands,
     eventually,
     own_processes,
-    start_patched,
     start_unprivileged,
     stat_fields,
     watchdog_pid,
@@ -289,8 +288,8 @@ def test_orphans_are_reaped_while_their_command_runs(client: Client, server: Ser
 
 
 def test_daemon_outlives_its_forgotten_command_but_not_the_session() -> None:
-    constants = {"process.table.RETENTION_SECONDS": 0.05}
-    with start_patched(constants, "--session-retention", "0") as server:
+    flags = ("--session-retention", "0", "--process-retention", "0.05")
+    with start_server("ours", *flags) as server:
         client = server.connect()
         name = client.start(["/bin/sh", "-c", "(setsid sleep 1000 > /dev/null 2>&1 &)"])
         client.collect(name)

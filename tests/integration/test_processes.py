@@ -365,10 +365,7 @@ def test_reading_an_unknown_process(client: Client) -> None:
 
 
 def test_closed_process_is_readable_for_a_while_and_then_forgotten() -> None:
-    with (
-        start_patched({"process.table.RETENTION_SECONDS": 2.0}) as server,
-        server.connect() as client,
-    ):
+    with start_server("ours", "--process-retention", "2") as server, server.connect() as client:
         began = time.monotonic()
         name = client.start(["echo", "x"], process_id="p")
         client.collect(name)
@@ -383,7 +380,7 @@ def test_closed_process_is_readable_for_a_while_and_then_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [{"process.table.MAX_CLOSED": 3}, {"process.table.CLOSED_BYTES": 3 * 1000}]
+    "limits", [{"process.table.MAX_CLOSED": 3}, {"process.table.CLOSED_BYTES": 12_000}]
 )
 def test_closed_processes_are_bounded(limits: dict[str, int]) -> None:
     with start_patched(limits) as server, server.connect() as client:

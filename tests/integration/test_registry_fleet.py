@@ -31,8 +31,8 @@ pytestmark = [
 KILLS = int(os.environ.get("EXEC_SERVER_FLEET_KILLS", "8"))
 DRAINS = int(os.environ.get("EXEC_SERVER_FLEET_DRAINS", "4"))
 EXECUTORS = 3
-# A client gives its session up after 25 s without an executor.
-RESUME_SECONDS = 25.0
+# A client gives its session up after 45 s without an executor.
+RESUME_SECONDS = 45.0
 
 # Numbered lines until a file appears, as fast as the stream takes them for a moment, then slowly.
 LOAD = """

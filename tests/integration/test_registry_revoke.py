@@ -48,6 +48,6 @@ def test_commands_of_a_revoked_client_end_before_their_session_expires(
             assert _is_running(pid)
             answer = node.site.admin("token", "revoke", made["id"], "--kill")
             assert answer == {"id": made["id"], "revoked": True, "killed": True}
-            # Its session alone would live for 30 s.
+            # Its session alone would live for 80 s.
             eventually("the command is killed", lambda: not _is_running(pid), 15)
             assert _is_running(kept)

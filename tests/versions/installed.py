@@ -15,7 +15,7 @@ from tests.support.older_servers import cache, older_binary
 # The oldest that asks its server for confinement, one of each generation, and the newest.
 GENERATIONS = (
     *("0.121.0", "0.123.0", "0.124.0", "0.125.0", "0.129.0", "0.133.0", "0.141.0"),
-    *("0.144.6", "0.145.0", "0.153.4", "0.166.0"),
+    *("0.144.6", "0.145.0", "0.153.4", "0.166.0", "0.169.0"),
 )
 # One of the oldest, one that polls and confines its commands itself, one that the server confines.
 FEW = ("0.123.0", "0.133.0", "0.144.6")

@@ -398,7 +398,7 @@ class Environment(Handle):
 
         If the connection is just being opened again, wait for that. Processes of the old session
         stay lost. Raises ConnectFailed, RegistryError or RpcError if the server cannot be reached
-        within 25 s.
+        within 45 s.
         """
         try:
             await self._connected.reconnect()

@@ -15,7 +15,7 @@ from exec_server.protocol.session import Capabilities, EnvironmentInfo, Shell
 
 # The reference whose protocol this is. Codex compares the version: below 0.160 or so it asks for no
 # discovery, whatever the capabilities say. Our own version follows as build metadata.
-EXECUTOR_VERSION = f"0.166.0+exec-server.{__version__}"
+EXECUTOR_VERSION = f"0.169.0+exec-server.{__version__}"
 
 # All but those of another platform, of a connection, and of root.
 _CAPABILITIES = {

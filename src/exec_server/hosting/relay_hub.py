@@ -51,7 +51,7 @@ REVOKED: Final = REVOKED_REASON
 # How long an executor keeps the session of a client that has left, and how many streams of such
 # clients are remembered for `token revoke --kill`. Beyond it the oldest are forgotten: their
 # sessions end by themselves soon after.
-RETAINED_SECONDS: Final = 30.0
+RETAINED_SECONDS: Final = 80.0
 ENDED_STREAMS: Final = 16_384
 
 GOING_AWAY: Final = 1001

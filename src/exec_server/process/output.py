@@ -33,6 +33,11 @@ SERVER_RECENT_BYTES = 256 * 1_048_576
 RECENT_STEP = 1_048_576
 # A child that prints single bytes would otherwise cost 100 times its output in bookkeeping.
 RETAINED_CHUNKS = 50_000
+# Upper bound for the memory of one chunk in bytes, without its output.
+CHUNK_COST = 160
+# An empty deque takes the memory of about this many references. A log of fewer chunks keeps them in
+# a list once it is complete.
+COMPACTED_CHUNKS = 64
 # Sizes of dropped chunks, 2 bytes each, that `loss` needs: at most twice the memory of the
 # retained output. Above this the older half is forgotten, and losses that reach back to it are
 # reported without a byte count. A child that prints single lines as fast as possible gets there
@@ -99,7 +104,7 @@ class OutputLog:
         self.reserved_bytes = 0  # of the budget
         self._old_seq = 0  # the last number before the latest call of `age`
         self._read_seq = 0  # the last number that a read has returned
-        self._chunks: deque[OutputChunk] = deque()
+        self._chunks: deque[OutputChunk] | list[OutputChunk] = deque()
         self.next_seq = 1
         self.retained_bytes = 0
         self._non_chunk_seqs: list[int] = []  # exit and close: two at most
@@ -107,6 +112,11 @@ class OutputLog:
         # Sizes of dropped chunks in order, without the oldest ones, which are only counted.
         self._dropped_sizes = array("H")
         self._forgotten_sizes = 0
+
+    def compact(self) -> None:
+        """Release spare memory: no chunk follows."""
+        if len(self._chunks) < COMPACTED_CHUNKS:
+            self._chunks = list(self._chunks)
 
     def number_event(self) -> int:
         """Allocate the number of an event that is not a chunk."""
@@ -137,7 +147,8 @@ class OutputLog:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        size = len(self._chunks.popleft().chunk)
+        size = len(self._chunks[0].chunk)
+        del self._chunks[0]
         self.retained_bytes -= size
         self._dropped_sizes.append(size)
         if len(self._dropped_sizes) > DROPPED_SIZES:
@@ -237,9 +248,10 @@ class OutputLog:
         return first, None
 
     def memory_bytes(self) -> int:
-        """The memory of the log, without the overhead of its chunk objects and its budget."""
+        """The memory of the log, without that of its budget."""
         sizes = self._dropped_sizes.itemsize * len(self._dropped_sizes)
-        return min(self.retained_bytes, RETAINED_BYTES) + sizes
+        objects = CHUNK_COST * len(self._chunks)
+        return min(self.retained_bytes, RETAINED_BYTES) + sizes + objects
 
     def newest(self) -> list[OutputChunk]:
         """The newest chunks, RETAINED_BYTES of them at most."""

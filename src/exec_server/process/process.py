@@ -50,6 +50,8 @@ DENIAL_CHECK_SECONDS = 0.02
 # Ids of accepted writes by which a repeated request is recognised; the oldest are dropped.
 WRITE_IDS = 4096
 WRITE_ID_COST = 384  # upper bound for the memory of one id, in bytes
+# Upper bound for the memory of a closed process in bytes, without its output, its id and its words.
+CLOSED_COST = 2048
 # Characters of a command line kept for process/list; a whole command line may have megabytes.
 LISTED_ARGV = 1024
 # A terminal's keys send these signals to the foreground job, not to the session leader's group.
@@ -200,10 +202,12 @@ class Process:
         self._emit = emit
         self._loop = asyncio.get_running_loop()
         self._outputs: dict[int, wire.Stream] = {fd: stream for stream, fd in child.outputs}
+        self.has_stdin = child.stdin is not None
         self._stdin_descriptor = child.stdin
-        self._stdin = (
+        self._stdin = (  # None after the close, too
             StdinQueue(child.stdin, self._close_stdin) if child.stdin is not None else None
         )
+        self._had_eof = False  # at the close
         # A future while the write waits for space, None once it is accepted.
         self._write_ids: dict[str, asyncio.Future[None] | None] = {}
         self._waiters: list[asyncio.Future[None]] = []
@@ -292,15 +296,12 @@ class Process:
             self._publish_exit()
         self._close_if_done()
 
-    @property
-    def has_stdin(self) -> bool:
-        return self._stdin is not None
-
     def accepts_write(self, write_id: str | None) -> bool:
         """Whether a write is possible: stdin is open, or this id has been accepted before."""
-        if self._stdin is None:
+        if not self.has_stdin:
             return False
-        return not self._stdin.has_eof or write_id in self._write_ids
+        has_eof = self._had_eof if self._stdin is None else self._stdin.has_eof
+        return not has_eof or write_id in self._write_ids
 
     def write(self, data: bytes, write_id: str | None) -> asyncio.Future[None] | None:
         """Queue input; a future if the queue is full. Raises InternalError after `terminate`."""
@@ -310,15 +311,18 @@ class Process:
                 return earlier
         if self.terminated:
             raise InternalError("failed to write to process stdin")
-        assert self._stdin is not None
+        if self._stdin is None:
+            return None  # the process has closed: input for it is accepted and dropped
         accepted = self._stdin.write(data)
-        if write_id is not None and not self.closed:
+        if write_id is not None:
             self._remember_write(write_id, accepted)
         return accepted
 
     def write_eof(self) -> asyncio.Future[None] | None:
         """Close a stdin pipe after the queued input; returns a future like `write`."""
-        assert self._stdin is not None
+        if self._stdin is None:
+            self._had_eof = True
+            return None
         return self._stdin.write_eof()
 
     def _remember_write(self, write_id: str, accepted: asyncio.Future[None] | None) -> None:
@@ -338,7 +342,9 @@ class Process:
 
     def memory_bytes(self) -> int:
         """The approximate memory of a closed process."""
-        return self.log.memory_bytes() + WRITE_ID_COST * len(self._write_ids)
+        texts = len(self.id) + sum(map(len, self._argv))
+        ids = WRITE_ID_COST * len(self._write_ids)
+        return CLOSED_COST + texts + ids + self.log.memory_bytes()
 
     def _close_stdin(self) -> None:
         """Close the descriptor of stdin; for a terminal that is the output's descriptor too."""
@@ -464,8 +470,23 @@ class Process:
         self._close_stdin()
         self._emit(wire.CLOSED, wire.ClosedParams(self.id, self.log.number_event()))
         self._wake_waiters()
-        if self.on_closed is not None:
-            self.on_closed(self)
+        on_closed = self.on_closed
+        self._release()
+        if on_closed is not None:
+            on_closed(self)
+
+    def _release(self) -> None:
+        """Drop what no request needs after the close; closed processes are kept by the thousand.
+
+        The callbacks of a launch hold its params, the environment and the policy among them.
+        """
+        if self._stdin is not None:
+            self._had_eof = self._stdin.has_eof
+            self._stdin = None
+        self._check_denial = None
+        self.on_closed = None
+        self._outputs = {}  # it is empty, but has the size that it once needed
+        self.log.compact()
 
 
 def _truncated(words: list[str], size: int) -> list[str]:

@@ -26,13 +26,15 @@ from exec_server.protocol.process import Listed, ProcessId
 ExitCallback = Callable[[int], None]
 _SIGNAL_RECORD_BYTES = 128 * 32
 
-# A closed process stays readable this long.
-RETENTION_SECONDS = 30.0
+# A closed process stays readable this long, as on the reference: a client whose connection was lost
+# tries for 45 s to come back and then reads the rest of the output.
+RETENTION_SECONDS = 80.0
 # Processes of one session that have not closed. Above this a start is refused.
 MAX_LIVE = 1024
-# Closed processes of one session, and the memory of their output. Above either limit the
-# process that closed first is forgotten before its retention ends.
-MAX_CLOSED = 4096
+# Closed processes of one session, and their memory. Above either limit the process that closed
+# first is forgotten before its retention ends. A client that starts 100 commands a second has 8,000
+# of them, and each may take 8 KiB.
+MAX_CLOSED = 8192
 CLOSED_BYTES = 64 * 1_048_576
 # Entries of one process/list: all live processes, and as many closed ones. With the longest ids
 # and words, every character escaped, this is just below the 64 MiB limit of a message.
@@ -156,11 +158,14 @@ class ProcessTable:
         cleanup_threads: ThreadPool,
         *,
         limits: TableLimits | None = None,  # None: those of a session
+        retention_seconds: float | None = None,  # of a session; None: RETENTION_SECONDS
         observer: TableObserver | None = None,
         recent_budget: RecentOutputBudget | None = None,  # of the server
     ) -> None:
         self._emit = emit
-        self._limits = limits or TableLimits(MAX_LIVE, MAX_CLOSED, CLOSED_BYTES, RETENTION_SECONDS)
+        if retention_seconds is None:
+            retention_seconds = RETENTION_SECONDS
+        self._limits = limits or TableLimits(MAX_LIVE, MAX_CLOSED, CLOSED_BYTES, retention_seconds)
         self._observer = observer
         # A detached process has several readers or none, and none of them is an early client.
         self._recent_budget = (
@@ -174,7 +179,11 @@ class ProcessTable:
         self._starting: dict[ProcessId, bool] = {}  # True once a terminate has cancelled it
         # Of the starts that wait for something before they begin.
         self._cancellations: dict[ProcessId, asyncio.Future[None]] = {}
-        self._closed: dict[Process, asyncio.TimerHandle] = {}  # in the order of closing
+        # Those that have not closed. Pausing passes over thousands of closed ones otherwise.
+        self._live: dict[Process, None] = {}
+        # The times at which closed ones are forgotten, in the order of closing, and the one timer.
+        self._closed: dict[Process, float] = {}
+        self._expiry: asyncio.TimerHandle | None = None
         self._closed_sizes: dict[Process, int] = {}  # as counted in the sum
         self._closed_bytes = 0
         self._paused = False
@@ -223,7 +232,7 @@ class ProcessTable:
     @property
     def live_count(self) -> int:
         """The number of processes that start, or that have not closed."""
-        return len(self._processes) - len(self._closed) + len(self._starting)
+        return len(self._live) + len(self._starting)
 
     async def start(self, process_id: ProcessId, command: Command, launch_mode: LaunchMode) -> None:
         """Start a command under a reserved id.
@@ -310,6 +319,7 @@ class ProcessTable:
         )
         process.on_closed = partial(self._on_closed, launch_mode.on_closed)
         self._processes[process_id] = process
+        self._live[process] = None
         if not self._paused:
             process.resume_reading()
         self._watch(process, child)
@@ -355,14 +365,13 @@ class ProcessTable:
     def pause_reading(self) -> None:
         """Leave all output in the pipes: the client does not read."""
         self._paused = True
-        for process in self._processes.values():
+        for process in self._live:
             process.pause_reading()
 
     def resume_reading(self) -> None:
         self._paused = False
-        for process in self._processes.values():
-            if not process.closed:
-                process.resume_reading()
+        for process in self._live:
+            process.resume_reading()
 
     def keep_recent_output(self, wanted: bool) -> None:
         """Keep recent output for a client that is there, or no more of it for one that is away."""
@@ -385,7 +394,7 @@ class ProcessTable:
     def terminate_all(self) -> None:
         """Kill all processes, and each later one as soon as it has started; they stay listed."""
         self._is_terminating = True
-        for process in self._processes.values():
+        for process in self._live:
             process.terminate()
         if self._has_started:
             self._kill_orphans(self._is_owner)
@@ -401,13 +410,25 @@ class ProcessTable:
         if on_closed is not None:
             on_closed()
         limits = self._limits
-        self._closed[process] = self._loop.call_later(
-            limits.retention_seconds, self._forget, process
-        )
+        del self._live[process]
+        self._closed[process] = self._loop.time() + limits.retention_seconds
+        if self._expiry is None:
+            self._expiry = self._loop.call_later(limits.retention_seconds, self._expire)
         self._closed_sizes[process] = process.memory_bytes()
         self._closed_bytes += self._closed_sizes[process]
         while len(self._closed) > limits.closed or self._closed_bytes > limits.closed_bytes:
             self._forget(next(iter(self._closed)))
+
+    def _expire(self) -> None:
+        """Forget the processes whose retention has ended, and wait for the next one."""
+        self._expiry = None
+        now = self._loop.time()
+        while self._closed:
+            process, expiry = next(iter(self._closed.items()))
+            if expiry > now:
+                self._expiry = self._loop.call_later(expiry - now, self._expire)
+                return
+            self._forget(process)
 
     def forget(self, process_id: ProcessId) -> bool:
         """Forget a process before the end of its retention; False if it has not closed."""
@@ -418,7 +439,7 @@ class ProcessTable:
         return True
 
     def _forget(self, process: Process) -> None:
-        self._closed.pop(process).cancel()
+        del self._closed[process]
         self._closed_bytes -= self._closed_sizes.pop(process)
         process.release_recent_output()
         del self._processes[process.id]
@@ -441,8 +462,9 @@ class ProcessTable:
             process.abandon_output()
         for process in processes:
             process.release_recent_output()
-        for timer in self._closed.values():
-            timer.cancel()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._live.clear()
         self._closed.clear()
         self._closed_sizes.clear()
         self._processes.clear()

@@ -20,7 +20,7 @@ from exec_server.host.event_loop import GuardedTasks, guarded_call
 from exec_server.host.threads import ThreadPool, start_lookup_threads
 from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.process.output import SERVER_RECENT_BYTES, RecentOutputBudget
-from exec_server.process.table import ProcessTable, Reaper
+from exec_server.process.table import RETENTION_SECONDS, ProcessTable, Reaper
 from exec_server.proxy.resources import ProxyResources
 from exec_server.sandbox.sandboxes import Sandboxes
 from exec_server.server.connection import Connection
@@ -67,7 +67,8 @@ IDLE_SECONDS = 0.05
 # How long tasks may take to end after the last connection and session; all usually have by then.
 END_SECONDS = 5.0
 
-DEFAULT_RETENTION_SECONDS = 30.0
+# As on the reference, whose client tries for 45 s to resume its session.
+DEFAULT_RETENTION_SECONDS = 80.0
 
 
 class Executor(Protocol):
@@ -85,6 +86,7 @@ class Options(msgspec.Struct, frozen=True):
 
     concurrent_requests: int = 1
     session_retention: float = DEFAULT_RETENTION_SECONDS
+    process_retention: float = RETENTION_SECONDS
     # Called with a path that must be removed if the server is killed, and whether it exists.
     register_cleanup: Callable[[str, bool], None] = lambda path, exists: None
     allow_port_hosts: bool = False  # forward connections to other hosts than this machine
@@ -154,7 +156,7 @@ async def _server_context(
     inotify = cache(lambda: _make_inotify(file_threads))
     lazy_client = _LazyHttpClient(file_threads)
 
-    make_table = _table_maker(reaper, spawn_threads, cleanup_threads)
+    make_table = _table_maker(reaper, spawn_threads, cleanup_threads, options.process_retention)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = GuardedTasks(group)  # all of them: an exception of one client ends no other
@@ -199,13 +201,16 @@ async def _server_context(
             pool.close()
 
 
-def _table_maker(reaper: Reaper, spawning: ThreadPool, cleaning: ThreadPool) -> MakeTable:
+def _table_maker(
+    reaper: Reaper, spawning: ThreadPool, cleaning: ThreadPool, retention: float
+) -> MakeTable:
     return partial(
         ProcessTable,
         reaper=reaper,
         spawn_threads=spawning,
         cleanup_threads=cleaning,
         recent_budget=RecentOutputBudget(SERVER_RECENT_BYTES),
+        retention_seconds=retention,
     )
 
 

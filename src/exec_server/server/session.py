@@ -21,9 +21,10 @@ from exec_server.server.detached import Attachment, Broadcast
 
 log = logging.getLogger(__name__)
 
-# Sessions, attached or detached: as many as connections. Beyond this a detached session ends before
-# its retention; `initialize` is refused only if all are attached.
-MAX_SESSIONS = 4096
+# Sessions: as many as connections, 4,096, and twice as many detached ones, which clients that come
+# and go at a rate of 100 a second leave behind. Beyond this a detached session ends before its
+# retention; `initialize` is refused only if all are attached.
+MAX_SESSIONS = 12_288
 # A kill is immediate, except for a child in an uninterruptible system call.
 END_SECONDS = 5.0
 

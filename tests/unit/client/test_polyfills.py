@@ -33,6 +33,7 @@ NEEDED = {
     "0.145.0": {"fs/getMetadata", *OPENING},
     "0.160.0": OPENING,
     "0.166.0": set(),
+    "0.169.0": set(),
 }
 
 

@@ -58,7 +58,7 @@ def test_directories_come_from_the_variables(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     info = environment.describe({"HOME": "/home/me", "TMPDIR": "/my tmp"})
-    assert info.executor_version == f"0.166.0+exec-server.{__version__}"
+    assert info.executor_version == f"0.169.0+exec-server.{__version__}"
     assert info.cwd == f"file://{os.getcwd()}"
     assert info.user_home_dir == "file:///home/me"
     assert info.temporary_directories == ["file:///my%20tmp"]

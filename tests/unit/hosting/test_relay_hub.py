@@ -220,7 +220,7 @@ async def test_the_memory_of_ended_streams_is_bounded_in_number_and_time() -> No
         for prefix in (b"1", b"2", b"1", b"3"):
             hub.stream_ended(("t", "env"), prefix, "tok")
         assert [prefix for _, prefix in hub._ended] == [b"1", b"3"]
-        patch.setattr(loop, "time", lambda: 131.0)
+        patch.setattr(loop, "time", lambda: 181.0)
         hub.stream_ended(("t", "env"), b"4", "tok")
         assert [prefix for _, prefix in hub._ended] == [b"4"]
 

@@ -7,6 +7,8 @@ import pytest
 from exec_server.process import output
 from exec_server.process.output import (
     CHUNK_BYTES,
+    CHUNK_COST,
+    COMPACTED_CHUNKS,
     DROPPED_SIZES,
     RECENT_BYTES,
     RETAINED_BYTES,
@@ -121,13 +123,13 @@ def short_log(monkeypatch: pytest.MonkeyPatch) -> OutputLog:
 
 def test_nothing_is_lost_before_anything_is_dropped(log: OutputLog) -> None:
     assert [log.loss(after) for after in (0, 1, 5, 99)] == [None] * 4
-    assert log.memory_bytes() == 8
+    assert log.memory_bytes() == 8 + 3 * CHUNK_COST
 
 
 def test_loss_is_what_was_dropped_of_the_chunks_asked_for(short_log: OutputLog) -> None:
     expected = {0: (6, 10), 1: (6, 9), 2: (6, 7), 3: (6, 4), 4: None, 5: None, 6: None, 99: None}
     assert {after: short_log.loss(after) for after in expected} == expected
-    assert short_log.memory_bytes() == 13 + 2 * 4
+    assert short_log.memory_bytes() == 13 + 2 * 4 + 2 * CHUNK_COST
 
 
 def test_numbers_of_other_events_are_no_loss(short_log: OutputLog) -> None:
@@ -153,7 +155,7 @@ def test_loss_is_exact_or_unknown_but_never_wrong(monkeypatch: pytest.MonkeyPatc
             else:  # sizes may be forgotten, their total is not
                 assert len(dropped) > 4
                 assert after > 0
-        assert log.memory_bytes() <= size + 2 * 8
+        assert log.memory_bytes() <= size + 2 * 8 + CHUNK_COST
 
 
 def test_sizes_of_dropped_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,15 +163,30 @@ def test_sizes_of_dropped_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     log = OutputLog()
     for _ in range(DROPPED_SIZES + 1):
         log.append("stdout", b"x")
-    assert log.memory_bytes() == 1 + 2 * DROPPED_SIZES
+    assert log.memory_bytes() == 1 + 2 * DROPPED_SIZES + CHUNK_COST
     assert log.loss(1) == (DROPPED_SIZES + 1, DROPPED_SIZES - 1)
     log.append("stdout", b"x")
-    assert log.memory_bytes() == 1 + 2 * (DROPPED_SIZES // 2 + 1)
+    assert log.memory_bytes() == 1 + 2 * (DROPPED_SIZES // 2 + 1) + CHUNK_COST
     kept = DROPPED_SIZES // 2 + 1
     first = DROPPED_SIZES + 2
     assert log.loss(first - 1 - kept) == (first, kept)
     assert log.loss(first - 2 - kept) == (first, None)
     assert log.loss(0) == (first, DROPPED_SIZES + 1)
+
+
+@pytest.mark.parametrize("chunks", [COMPACTED_CHUNKS - 1, COMPACTED_CHUNKS])
+def test_compact_log_reads_and_releases_as_before(chunks: int) -> None:
+    log = OutputLog(RecentOutputBudget(SESSION_RECENT_BYTES))
+    for number in range(chunks):
+        log.append("stdout", bytes([number]) * (3 * _MIB // chunks))
+    expected = log.read(0, None), log.read(chunks // 2, 1), log.next_chunks(1, 5), log.newest()
+    log.compact()
+    assert expected == (
+        *(log.read(0, None), log.read(chunks // 2, 1), log.next_chunks(1, 5), log.newest()),
+    )
+    log.release_recent()
+    assert log.reserved_bytes == 0
+    assert log.loss(0) == (log.newest()[0].seq, 3 * _MIB // chunks * chunks - log.retained_bytes)
 
 
 def test_limits_are_those_of_the_reference() -> None:
@@ -310,10 +327,10 @@ def test_log_without_recent_output_is_not_looked_at_again() -> None:
     assert (first.retained_bytes, second.retained_bytes) == (_MIB, 3 * _MIB)
 
 
-def test_memory_and_newest_chunks_do_not_count_recent_output() -> None:
+def test_memory_and_newest_chunks_do_not_count_recent_bytes() -> None:
     log = OutputLog(RecentOutputBudget(SESSION_RECENT_BYTES))
     _grow(log, 3 * _MIB)
-    assert log.memory_bytes() == _MIB
+    assert log.memory_bytes() == _MIB + CHUNK_COST * (3 * _MIB // CHUNK_BYTES)
     newest = log.newest()
     assert (len(newest), newest[-1].seq) == (_MIB // CHUNK_BYTES, log.next_seq - 1)
     assert [chunk.seq for chunk in newest] == list(range(newest[0].seq, log.next_seq))

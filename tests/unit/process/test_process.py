@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pytest
@@ -433,8 +436,52 @@ def test_only_the_last_write_ids_are_remembered(monkeypatch: pytest.MonkeyPatch)
         world.process.write(b"b", "b")
         world.process.write(b"a", "a")
         assert os.read(world.stdin, 100) == b"abca"
-        assert world.process.memory_bytes() == 2 * process.WRITE_ID_COST
+        ids = 2 * process.WRITE_ID_COST
+        assert world.process.memory_bytes() == process.CLOSED_COST + len(_ID) + len("cmd") + ids
         await world.finish()
+
+    _run(test)
+
+
+def test_a_closed_process_answers_writes_as_before_its_close() -> None:
+    async def test() -> None:
+        world = _world()
+        world.process.write(b"x", "w")
+        await world.finish()
+        assert world.process.has_stdin
+        assert world.process.accepts_write("other")
+        assert world.process.write(b"y", "other") is None  # dropped
+        assert world.process.write_eof() is None
+        assert not world.process.accepts_write("other")
+        assert world.process.accepts_write("w")
+        assert world.process.write(b"x", "w") is None
+
+    _run(test)
+
+
+def test_the_end_of_input_is_remembered_after_the_close() -> None:
+    async def test() -> None:
+        world = _world()
+        world.process.write_eof()
+        await world.finish()
+        assert not world.process.accepts_write("w")
+
+    _run(test)
+
+
+def test_a_closed_process_keeps_nothing_of_its_launch() -> None:
+    async def test() -> None:
+        policy = type("Policy", (), {})()
+        released = weakref.ref(policy)
+
+        def check(code: int, output: list[OutputChunk], policy: object = policy) -> Any:
+            return False, None
+
+        world = _world(check=check)
+        world.process.on_closed = functools.partial(lambda policy, process: None, policy)
+        await world.finish()
+        del policy, check
+        assert released() is None
 
     _run(test)
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import tracemalloc
+from collections.abc import Iterable
 from contextlib import suppress
+from typing import cast
 
 import pytest
+from tests.support.clock import Clock
 from tests.support.memory_processes import COMMAND, Run, World
 
 from exec_server.errors import InternalError, InvalidRequest
 from exec_server.process import output, table
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
-from exec_server.process.process import Process
+from exec_server.process.process import CLOSED_COST, Process
 from exec_server.process.spawn import Child
-from exec_server.process.table import LaunchMode, ProcessTable
+from exec_server.process.table import (
+    CLOSED_BYTES,
+    MAX_CLOSED,
+    RETENTION_SECONDS,
+    LaunchMode,
+    ProcessTable,
+)
 from exec_server.protocol.process import ProcessId
 
 # ---- limits ---------------------------------------------------------------------------
@@ -56,6 +67,73 @@ def test_closed_processes_are_forgotten_after_their_retention(
     run(test)
 
 
+def test_one_timer_forgets_all_closed_processes(run: Run) -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        world.table._loop = cast(asyncio.AbstractEventLoop, clock)
+        for name in ("a", "b", "c"):
+            await world.start(name)
+        await world.finish("b")
+        clock.advance(10)
+        await world.finish("a")
+        assert [timer.when for timer in clock.waiting] == [80]
+        clock.advance(80)
+        assert world.ids() == ["a", "c"]
+        assert [timer.when for timer in clock.waiting] == [90]
+        clock.advance(90)
+        assert (world.ids(), clock.waiting) == (["c"], [])
+
+    run(test)
+
+
+# At 100 starts a second this many have closed within RETENTION_SECONDS.
+_CLOSED = 8000
+
+
+async def _finish_many(world: World, names: Iterable[str]) -> None:
+    """Start and finish commands that print a line; the test keeps nothing of them."""
+    for name in names:
+        process = await world.start(name)
+        os.write(world.stdout[process.id], b"one line of output\n")
+        await world.finish(name)
+        del world.pids[process.id], world.owners[process.id]
+        world.reaper.orphans.owners.clear()
+        world.events.clear()
+
+
+def test_all_quick_commands_of_the_retention_are_kept(run: Run) -> None:
+    async def test(world: World) -> None:
+        names = [f"{number:05}-0123456789abcdef" for number in range(_CLOSED)]
+        await _finish_many(world, names)
+        assert [name for name in names if world.table.get(ProcessId(name)) is None] == []
+        first = world.table.get(ProcessId(names[0]))
+        assert first is not None
+        assert [chunk.chunk for chunk in first.read(0, None).chunks] == [b"one line of output\n"]
+        assert world.table._closed_bytes < CLOSED_BYTES // 2
+
+    assert 100 * RETENTION_SECONDS <= _CLOSED <= MAX_CLOSED
+    run(test)
+
+
+def test_a_closed_process_costs_no_more_than_is_counted_and_no_descriptor(run: Run) -> None:
+    async def test(world: World) -> None:
+        await _finish_many(world, (f"warm-up-{number}" for number in range(10)))
+        gc.collect()
+        descriptors = os.listdir("/proc/self/fd")
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            await _finish_many(world, (f"{number}-0123456789abcdef" for number in range(200)))
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        assert grown < sum(list(world.table._closed_sizes.values())[10:])
+        assert os.listdir("/proc/self/fd") == descriptors
+
+    run(test)
+
+
 def test_the_process_that_closed_first_is_forgotten_first(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +152,7 @@ def test_the_process_that_closed_first_is_forgotten_first(
 def test_the_output_of_closed_processes_is_limited(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "CLOSED_BYTES", 250)
+    monkeypatch.setattr(table, "CLOSED_BYTES", 5 * CLOSED_COST // 2)
 
     async def test(world: World) -> None:
         for name in ("a", "b", "c"):
@@ -82,7 +160,8 @@ def test_the_output_of_closed_processes_is_limited(
             os.write(world.stdout[ProcessId(name)], bytes(100))
             await world.finish(name)
         assert world.ids() == ["b", "c"]
-        assert world.table._closed_bytes == 200
+        sizes = [process.memory_bytes() for process in world.table._closed]
+        assert world.table._closed_bytes == sum(sizes)
 
     run(test)
 
@@ -149,7 +228,7 @@ def test_an_observer_learns_of_starts_failures_and_of_forgotten_processes(run: R
 
 def test_a_table_may_have_other_limits(run: Run) -> None:
     async def test(world: World) -> None:
-        world.table._limits = table.TableLimits(2, 1, 1000, 1000.0)
+        world.table._limits = table.TableLimits(2, 1, 65_536, 1000.0)
         await world.start("a")
         await world.start("b")
         with pytest.raises(InvalidRequest, match="at most 2 processes"):

@@ -89,7 +89,7 @@ VERBS: Final = {
     "token revoke": Verb(
         " ID",
         "Refuse a token at once, and close its sockets within 5 s. With --kill the commands\n"
-        "of its clients end as well, instead of after the 30 s in which a client may come back.",
+        "of its clients end as well, instead of after the 80 s in which a client may come back.",
         ("--kill",),
         ("tok-0123456789ab", "tok-0123456789ab --kill"),
     ),

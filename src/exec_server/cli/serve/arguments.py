@@ -13,6 +13,8 @@ DEFAULT_LISTEN_URL = "ws://127.0.0.1:0"
 # Not in `logs`, which needs the logging package: the server prints its URL before it imports that.
 LOG_LEVELS = ("error", "warning", "info", "debug")
 LOG_FORMATS = ("human", "json")
+# The defaults of the server, which is imported after the parsing.
+_RETENTION_SECONDS = 80.0
 
 _DESCRIPTION = """\
 Run processes, terminals and file operations on this machine for a coding agent.
@@ -93,6 +95,9 @@ def parse(words: list[str]) -> argparse.Namespace:
         parser.error(conflict)
     if arguments.listen is None:
         arguments.listen = [DEFAULT_LISTEN_URL]
+    if arguments.process_retention is None:
+        # A client that comes back late also finds the commands that have ended meanwhile.
+        arguments.process_retention = max(_RETENTION_SECONDS, arguments.session_retention)
     return arguments
 
 
@@ -189,9 +194,16 @@ def build_parser() -> ServerParser:
         "--session-retention",
         metavar="SECONDS",
         type=seconds,
-        default=30.0,
+        default=_RETENTION_SECONDS,
         help="how long a session and its processes survive a lost connection "
-        "(default: 30; 0: end them at once)",
+        f"(default: {_RETENTION_SECONDS:g}; 0: end them at once)",
+    )
+    parser.add_argument(
+        "--process-retention",
+        metavar="SECONDS",
+        type=seconds,
+        help="how long the output and the exit code of a finished process can be read "
+        f"(default: as --session-retention, but {_RETENTION_SECONDS:g} at least)",
     )
     parser.add_argument(
         "--exit-on-stdin-close",

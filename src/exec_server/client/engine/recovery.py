@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -57,9 +58,10 @@ EARLY_BYTES_DURING_READ: Final = 16 * 1_048_576
 
 Event = OutputParams | ExitedParams | ClosedParams
 
-# For how long a start is repeated. Servers remember a process for 30 s after its end; until then
-# they refuse a second start with the same id.
-RESEND_SECONDS: Final = 25.0
+# For how long a start is repeated. Servers since 0.169 remember a process for 80 s after its end,
+# older ones for 30 s; until then they refuse a second start with the same id.
+RESEND_SECONDS: Final = 75.0
+OLDER_RESEND_SECONDS: Final = 25.0
 # The interval of reads while a start is in progress.
 STARTING_SECONDS: Final = 0.02
 # How long a start may be in progress on a server that drops starts with their connection.
@@ -85,6 +87,12 @@ _ENOENT: Final = "(os error 2)"
 _ENOTDIR: Final = "(os error 20)"
 _EACCES: Final = "(os error 13)"
 _CLOSED: Final = "the environment was closed"
+
+
+def _remembers_long(version: str) -> bool:
+    """Whether a server of this version remembers a process for 80 s after its end."""
+    numbers = re.match(r"(\d{1,9})\.(\d{1,9})\.", version)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (0, 169)
 
 
 # EventSequence: the events of one process, each once and in order. Pure.
@@ -369,16 +377,20 @@ class RemoteProcesses:
         """
         is_repeated = False  # the server may have got the request already
         params = msgspec.structs.replace(params, process_id=process.id)
-        deadline = asyncio.get_running_loop().time() + RESEND_SECONDS
+        deadline = asyncio.get_running_loop().time() + self._resend_seconds()
         process.may_run = True
         while True:
             try:
-                # A start that may have been performed is not repeated in a new session.
-                started = await self._session.call(
-                    START, params, is_bound=is_repeated, on_answer=process.set_started
-                )
+                # A start that may have been performed is not repeated in a new session, nor when
+                # the server may have forgotten it.
+                async with asyncio.timeout_at(deadline if is_repeated else None):
+                    started = await self._session.call(
+                        START, params, is_bound=is_repeated, on_answer=process.set_started
+                    )
                 process.pid = started.pid
                 return
+            except TimeoutError:
+                raise ConnectionLost(f"no answer to the start of {name}") from None
             except ConnectionLost:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
@@ -452,6 +464,11 @@ class RemoteProcesses:
                     return False
                 await asyncio.sleep(STARTING_SECONDS)
 
+    def _resend_seconds(self) -> float:
+        """How long after its first request a start may be repeated."""
+        version = self._session.environment_info.executor_version
+        return RESEND_SECONDS if _remembers_long(version) else OLDER_RESEND_SECONDS
+
     def _max_start_seconds(self) -> float:
         """How long a start may be in progress.
 
@@ -459,7 +476,7 @@ class RemoteProcesses:
         Our server completes it; the `processReadLoss` capability identifies our server.
         """
         is_ours = self._session.features.capabilities.process_read_loss
-        return RESEND_SECONDS if is_ours else DROPPED_SECONDS
+        return OLDER_RESEND_SECONDS if is_ours else DROPPED_SECONDS
 
     async def attach(self, process: RemoteProcess, name: str, after: int) -> AttachResult:
         """Receive the events of a detached process that follow event `after`."""

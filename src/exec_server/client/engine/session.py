@@ -75,9 +75,10 @@ CLIENT_NAME: Final = "exec-server-client"
 # For the answer to `initialize`, and to all questions to a server that does not describe itself.
 INITIALIZE_SECONDS = 10.0
 INFO_SECONDS = 30.0
-# Servers keep a session for 30 s after its connection was lost, and some of that time passes
-# before the client notices. The session is given up after this time.
-RECOVERY_SECONDS = 25.0
+# The session is given up this long after its connection was lost. Servers since 0.169 keep it for
+# 80 s, and some of that time passes before the client notices. Older ones keep it for 30 s, and
+# refuse the next attempt then, which ends the session at once.
+RECOVERY_SECONDS = 45.0
 # How often one request is sent. A request that makes the server drop the connection must not be
 # repeated forever; even on a bad network no other request comes near this number.
 MAX_SENDS = 32

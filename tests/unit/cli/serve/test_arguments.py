@@ -18,6 +18,8 @@ from exec_server.cli.serve.arguments import (
     parse_up,
     stdin_flags,
 )
+from exec_server.process.table import RETENTION_SECONDS
+from exec_server.server.serve import DEFAULT_RETENTION_SECONDS
 
 _REMOTE = ["--remote", "https://r", "--environment-id", "e"]
 
@@ -27,9 +29,24 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     arguments = parse([])
     assert (arguments.listen, arguments.concurrent_requests) == ([DEFAULT_LISTEN_URL], 1)
-    assert (arguments.session_retention, arguments.log_level) == (30.0, "error")
+    assert (arguments.session_retention, arguments.log_level) == (80.0, "error")
+    retentions = (arguments.session_retention, arguments.process_retention)
+    assert retentions == (DEFAULT_RETENTION_SECONDS, RETENTION_SECONDS)
     assert not arguments.exit_on_stdin_close
     assert not arguments.forward
+
+
+@pytest.mark.parametrize(
+    ("words", "retention"),
+    [
+        ("--session-retention 0", 80.0),
+        ("--session-retention 600", 600.0),
+        ("--session-retention 600 --process-retention 5", 5.0),
+        ("--process-retention 0", 0.0),
+    ],
+)
+def test_a_longer_session_keeps_its_finished_processes(words: str, retention: float) -> None:
+    assert parse(words.split()).process_retention == retention
 
 
 def test_listen_may_be_repeated() -> None:

@@ -19,6 +19,7 @@ from tests.support.memory_session import (
 from exec_server.client.engine import recovery as module
 from exec_server.client.environment import Environment
 from exec_server.errors import ConnectionLost, MalformedAnswer, ProcessLost, SessionLost
+from exec_server.net.stream import ReceiverFactory
 from exec_server.protocol.process import ProcessId
 
 
@@ -112,6 +113,49 @@ async def test_a_start_whose_answer_was_lost_is_sent_again(scene: Scene) -> None
         await scene.answer_read((1, b"early"))
         await scene.answer_read(nextSeq=2)
     assert (await anext(process)).data == b"early"
+
+
+def test_a_start_is_not_repeated_once_the_server_may_have_forgotten_it() -> None:
+    async def forgotten(scene: Scene) -> None:
+        process = scene.env.start(["p"])
+        back = asyncio.Event()
+        opened = scene.dialer.open
+
+        async def open_later(make_receiver: ReceiverFactory) -> MemoryStream:
+            await back.wait()
+            return await opened(make_receiver)
+
+        scene.dialer.open = open_later  # type: ignore[method-assign]
+        async with asyncio.TaskGroup() as tasks:
+            starting = tasks.create_task(outcome(process.__aenter__()))
+            await scene.stream.next("process/start")
+            scene.stream.lose()
+        error = starting.result()
+        assert (type(error), str(error)) == (ConnectionLost, "no answer to the start of p")
+        back.set()
+        scene.stream = await scene.dialer.stream()
+        await scene.stream.past_handshake()
+        await scene.stream.next("process/terminate")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "OLDER_RESEND_SECONDS", 0.01)
+        in_environment(forgotten)()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_long"),
+    [
+        ("0.169.0", True),
+        ("0.169.0+exec-server.0.3.0", True),
+        ("0.200.0-alpha.1", True),
+        ("1.0.0", True),
+        ("0.166.0+exec-server.0.2.0", False),
+        ("", False),
+        ("newest", False),
+    ],
+)
+def test_the_version_tells_how_long_a_process_is_remembered(version: str, is_long: bool) -> None:
+    assert module._remembers_long(version) == is_long
 
 
 @in_environment

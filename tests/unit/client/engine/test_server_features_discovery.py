@@ -19,7 +19,7 @@ from exec_server.errors import InvalidRequest, MalformedAnswer
 from exec_server.protocol.session import EnvironmentInfo, Shell
 
 DESCRIPTION = b"/w x\0/home/u\0/var/tmp\0/usr/bin/zsh\0linux\0"
-MODERN = recorded()["0.166.0"]
+MODERN = recorded()["0.169.0"]
 
 
 class RecordedServer:
