@@ -40,11 +40,12 @@ HELP_SECONDS = 60
 # How often the requests are made. Some answers race with the end of a process.
 PASSES = 3
 # The texts of one difference, for a terminal.
-SHOWN_CHARACTERS = 300
+SHOWN_CHARACTERS = 700
 
 Observed = dict[str, str]
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PORT = re.compile(r"127\.0\.0\.1:\d+")
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 _SOURCE_LINE = re.compile(r"\.rs:\d+:\d+")
 _VERSION = re.compile(r'(?<="executorVersion": )"[^"]*"|sha256:[0-9a-f]{64}')
 _OPTION = re.compile(r"^ {2,6}(-\w, )?(--[\w-]+)(.*)$")
@@ -86,7 +87,8 @@ def _program(word: str) -> Path:
 def masked(text: str, folder: str) -> str:
     """A text without what differs in each run: folders, ids, ports, lines of the source."""
     text = text.replace(folder, "{dir}")
-    for pattern, name in ((_UUID, "{id}"), (_PORT, "{address}"), (_SOURCE_LINE, ".rs")):
+    masks = ((_UUID, "{id}"), (_PORT, "{address}"), (_ADDRESS, "0x"), (_SOURCE_LINE, ".rs"))
+    for pattern, name in masks:
         text = pattern.sub(name, text)
     return text
 

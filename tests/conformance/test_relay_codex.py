@@ -37,8 +37,8 @@ from tests.support.server_internals import is_kept_for_later
 
 pytestmark = pytest.mark.reference
 
-EXECUTOR_KEY, _HARNESS_TOKEN = "the-executors-key", "the-harnesss-token"
-CALLERS = {f"Bearer {EXECUTOR_KEY}": "executor", f"Bearer {_HARNESS_TOKEN}": "harness"}
+EXECUTOR_KEY, HARNESS_TOKEN = "the-executors-key", "the-harnesss-token"
+CALLERS = {f"Bearer {EXECUTOR_KEY}": "executor", f"Bearer {HARNESS_TOKEN}": "harness"}
 
 # Prints eight lines in 0.8 s and leaves a mark beside each, for tests to wait for.
 _LINES = "for i in 1 2 3 4 5 6 7 8; do echo line-$i; touch mark-$i; sleep 0.1; done; exit 5"
@@ -99,7 +99,7 @@ def pointing_to(service: ThreadedRelayService) -> dict[str, str]:
     return {
         f"{prefix}REGISTRY_URL": service.url,
         f"{prefix}ENVIRONMENT_ID": ENVIRONMENT,
-        f"{prefix}AUTH_TOKEN": _HARNESS_TOKEN,
+        f"{prefix}AUTH_TOKEN": HARNESS_TOKEN,
     }
 
 
@@ -429,7 +429,7 @@ def test_codex_gives_up_when_the_executor_is_rejected(stage: Stage) -> None:
 @_needs_rejection
 def test_our_client_gives_up_when_the_executor_is_rejected(stage: Stage) -> None:
     _reject_executor(stage.service)
-    dialer = RelayDialer(stage.service.url, ENVIRONMENT, token=_HARNESS_TOKEN)
+    dialer = RelayDialer(stage.service.url, ENVIRONMENT, token=HARNESS_TOKEN)
 
     async def connect() -> None:
         async with ClientSession(dialer):
@@ -445,7 +445,7 @@ def test_our_client_gives_up_when_the_executor_is_rejected(stage: Stage) -> None
 
 @_needs_rejection
 def test_our_client_does_not_resume_at_a_rejected_executor(stage: Stage) -> None:
-    dialer = RelayDialer(stage.service.url, ENVIRONMENT, token=_HARNESS_TOKEN)
+    dialer = RelayDialer(stage.service.url, ENVIRONMENT, token=HARNESS_TOKEN)
 
     async def lose() -> None:
         async with ClientSession(dialer) as session:

@@ -60,6 +60,7 @@ def test_members_are_flattened_to_their_paths() -> None:
 def test_texts_lose_what_differs_in_each_run() -> None:
     text = "/f/x of 5a0b1c2d-0000-4111-8222-333344445555 at 127.0.0.1:4711, main.rs:12:5"
     assert masked(text, "/f") == "{dir}/x of {id} at {address}, main.rs"
+    assert masked("<Scratch at 0x7f6adf2ac440>", "/f") == "<Scratch at 0x>"
 
 
 def test_only_what_was_observed_each_time_is_compared() -> None:

@@ -135,6 +135,11 @@ def _managed(path: str = _HERE, **members: Any) -> dict[str, Any]:
             f"command cwd URI `{_FOREIGN}` is not valid on this host: {_INVALID}",
         ),
         (DISABLED | {"cwd": _FOREIGN}, _HERE, f"invalid sandbox policy cwd: {_INVALID}"),
+        (
+            DISABLED | {"cwd": _HERE},
+            _FOREIGN,
+            f"command cwd URI `{_FOREIGN}` is not valid on this host: {_INVALID}",
+        ),
     ],
 )
 def test_paths_of_another_system_are_refused_for_processes(

@@ -79,6 +79,9 @@ INFO_SECONDS = 30.0
 # 80 s, and some of that time passes before the client notices. Older ones keep it for 30 s, and
 # refuse the next attempt then, which ends the session at once.
 RECOVERY_SECONDS = 45.0
+# Through a registry the delays grow to seconds. There is an attempt this long before the end, which
+# leaves time for a handshake.
+LAST_ATTEMPT_SECONDS = 3.0
 # How often one request is sent. A request that makes the server drop the connection must not be
 # repeated forever; even on a bad network no other request comes near this number.
 MAX_SENDS = 32
@@ -730,6 +733,7 @@ class ClientSession:
     async def _try_to_attach(self, resume: SessionId | None, reason: str) -> ExecServerError | None:
         """Attempt for RECOVERY_SECONDS; returns the last error, or else `reason`, if all fail."""
         attempt = 0
+        last_at = asyncio.get_running_loop().time() + RECOVERY_SECONDS - LAST_ATTEMPT_SECONDS
         try:
             async with asyncio.timeout(RECOVERY_SECONDS):
                 while True:
@@ -741,7 +745,9 @@ class ClientSession:
                         if not (is_transient(error) and self._dialer.can_reconnect):
                             return error
                         log.debug("no connection yet: %s", printable(reason))
-                    await asyncio.sleep(self._dialer.retry_delay(attempt))
+                    delay = self._dialer.retry_delay(attempt)
+                    before_last = last_at - asyncio.get_running_loop().time()
+                    await asyncio.sleep(min(delay, before_last) if before_last > 0 else delay)
                     attempt += 1
         except TimeoutError:
             if self._connection is not None:

@@ -312,6 +312,20 @@ def test_recovery_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     scene()
 
 
+def test_recovery_has_an_attempt_just_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RECOVERY_SECONDS", 2.0)
+    monkeypatch.setattr(module, "LAST_ATTEMPT_SECONDS", 1.95)
+
+    @in_session
+    async def scene(session: ClientSession, dialer: MemoryDialer, stream: MemoryStream) -> None:
+        dialer.retry_delay = lambda attempt: 1000.0  # type: ignore[method-assign]
+        dialer.failures = [ConnectFailed("refused")]
+        stream.lose()
+        await (await dialer.stream()).past_handshake()
+
+    scene()
+
+
 def test_a_request_that_ends_every_connection_is_not_sent_for_ever() -> None:
     @in_session
     async def scene(session: ClientSession, dialer: MemoryDialer, stream: MemoryStream) -> None:
