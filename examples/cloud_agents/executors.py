@@ -26,9 +26,9 @@ import exec_server
 ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 # Programs and settings of the machine that a session sees, all of them read-only.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/run/systemd/resolve")
-# Directories that a workspace cannot be, or be in, beside those of SYSTEM.
-RESERVED = ("/dev", "/home", "/proc", "/root", "/run", "/sys", "/tmp")
 HOME = "/home/agent"
+# Directories that a workspace cannot be, hold or be in, beside those of SYSTEM.
+RESERVED = ("/dev", "/proc", "/tmp", HOME)
 # A uid inside the container. As root, an executor without capabilities could make no sandboxes.
 USER = "1000"
 # How long an executor may take to end its commands before it is killed.

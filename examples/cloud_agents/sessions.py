@@ -23,7 +23,7 @@ log = logging.getLogger("cloud-agents")
 
 # Sessions that have files on this machine. Events of further ones are answered with 503, and the
 # API sends them again.
-MAX_SESSIONS = 1000
+MAX_SESSIONS = 500
 # Questions to the API at a time.
 QUESTIONS = 8
 # How often the API is asked about a session with an executor, and about the others, without an

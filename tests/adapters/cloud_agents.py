@@ -181,7 +181,9 @@ def start_api() -> Iterator[Api]:
 class Service:
     """The running example."""
 
-    def __init__(self, api: Api, folder: Path, container: Path | str, *flags: str) -> None:
+    def __init__(
+        self, api: Api, folder: Path, container: Path | str, *flags: str, key: str = EXECUTOR_KEY
+    ) -> None:
         self.api, self.folder = api, folder
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
         words = ["--folder", str(folder), "--listen", "127.0.0.1:0", "--bwrap", str(container)]
@@ -192,7 +194,7 @@ class Service:
                 "OPENAI_BASE_URL": api.url,
                 "OPENAI_API_KEY": APPLICATION_KEY,
                 "OPENAI_WEBHOOK_SECRET": api.secret,
-                "OPENAI_EXECUTOR_API_KEY": EXECUTOR_KEY,
+                "OPENAI_EXECUTOR_API_KEY": key,
             },
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -249,8 +251,10 @@ class Service:
 
 
 @contextlib.contextmanager
-def start_service(api: Api, folder: Path, container: Path | str, *flags: str) -> Iterator[Service]:
-    service = Service(api, folder, container, *flags)
+def start_service(
+    api: Api, folder: Path, container: Path | str, *flags: str, key: str = EXECUTOR_KEY
+) -> Iterator[Service]:
+    service = Service(api, folder, container, *flags, key=key)
     try:
         yield service
         if service.process.poll() is None:

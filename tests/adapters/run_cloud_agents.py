@@ -6,9 +6,8 @@ tests share one service, because the import of `openai` takes seconds.
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.cloud_agents import (
-    EXAMPLE,
     EXECUTOR_KEY,
     Api,
     Container,
@@ -167,14 +165,22 @@ def test_files_of_all_kinds_are_removed(
     (workspace / "link").symlink_to(tmp_path)
     (workspace / "closed/inner").mkdir(parents=True)
     (workspace / "closed").chmod(0)
-    # Deeper than a path can be long, and than Python's recursion goes.
-    script = "i=0; while [ $i -lt 1500 ]; do mkdir ddddd; cd -P ddddd; i=$((i+1)); done"
-    subprocess.run(["bash", "-c", script], cwd=workspace, check=True)
+    _make_deep(workspace, 1500)  # longer than a path can be, and than Python's recursion goes
     session.status = "failed"
     service.send(api.failed_event("sess_files"))
     service.wait_logged("sess_files: removed")
     assert not workspace.parent.exists()
     assert (tmp_path / "file").exists()
+
+
+def _make_deep(folder: Path, depth: int) -> None:
+    level = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("ddddd", dir_fd=level)
+        below = os.open("ddddd", os.O_RDONLY, dir_fd=level)
+        os.close(level)
+        level = below
+    os.close(level)
 
 
 # ---- attacks ------------------------------------------------------------------------------
@@ -212,7 +218,7 @@ def test_a_forged_event_is_refused(
     body, headers = _refusals(api)[name]
     assert service.send(body, headers) == 400
     assert "sess_forged" not in api.questions
-    assert container.starts("sess_forged") == service.places("sess_forged") == []
+    assert (container.starts("sess_forged"), service.places("sess_forged")) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -256,7 +262,7 @@ def test_other_events_have_no_effect(
 ) -> None:
     api.open_session("sess_other", URL)
     assert service.send(as_json(event)) == 200
-    assert container.starts("sess_other") == service.places("sess_other") == []
+    assert (container.starts("sess_other"), service.places("sess_other")) == ([], [])
 
 
 _HEAD = b"POST /webhook HTTP/1.1\r\nhost: a\r\n"
@@ -310,19 +316,19 @@ def test_more_requests_than_there_may_be_are_refused(api: Api, service: Service)
 
 def test_hundreds_of_sessions_share_a_few_executors(api: Api, tmp_path: Path) -> None:
     folder, container = tmp_path / "sessions", Container(tmp_path)
-    for number in range(700):
+    for number in range(300):
         (folder / str(number)).mkdir(parents=True)
         (folder / str(number) / "session.json").write_text(f'{{"id": "old_{number}"}}')
         api.open_session(f"old_{number}", URL).required_actions = []
-    names = [f"new_{number}" for number in range(300)]
+    names = [f"new_{number}" for number in range(200)]
     for name in names:
         api.open_session(name, URL)
     flags = (*CALM, "--executors", "3")
     with start_service(api, folder, container.program, *flags) as service:
         with ThreadPoolExecutor(8) as threads:
             answers = threads.map(lambda name: service.send(api.connection_event(name)), names)
-            assert list(answers) == [200] * 300
-        assert len(service.places()) == 1000
+            assert list(answers) == [200] * 200
+        assert len(service.places()) == 500
         assert service.send(api.connection_event("one_more")) == 503
         container.wait_started(3)
         first = [line.split()[0].removeprefix("env-") for line in container.starts()]
@@ -382,13 +388,3 @@ def test_a_workspace_that_would_cover_the_system_is_refused(
     service.send(api.connection_event(name))
     service.wait_logged(f"{name}: no executor: the workspace directory")
     assert container.starts(name) == []
-
-
-def test_the_service_needs_its_keys(tmp_path: Path) -> None:
-    variables = dict.fromkeys(("OPENAI_WEBHOOK_SECRET", "OPENAI_API_KEY"), "x")
-    argv = [sys.executable, str(EXAMPLE / "service.py"), "--folder", str(tmp_path)]
-    ended = subprocess.run(
-        [*argv, "--bwrap", "bwrap"], env=variables, capture_output=True, text=True, check=False
-    )
-    text = "service.py: error: OPENAI_EXECUTOR_API_KEY is not set"
-    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (2, text)
