@@ -97,6 +97,8 @@ class Connection:
 
     def check(self) -> None:
         """Raises Unusable, with the reason."""
+        if not all(isinstance(value, str) for value in vars(self).values()):
+            raise Unusable("the environment has members that are no texts")
         if not ID.fullmatch(self.environment_id):
             raise Unusable(f"the environment id {self.environment_id!r} is not one")
         if not self.remote_url.isprintable():

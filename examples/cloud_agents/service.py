@@ -20,7 +20,7 @@ from pathlib import Path
 
 import h11
 from executors import ID, Launcher
-from openai import AsyncOpenAI, InvalidWebhookSignatureError
+from openai import AsyncOpenAI, InvalidWebhookSignatureError, OpenAIError
 from sessions import CHECK_SECONDS, IDLE_SECONDS, Sessions
 
 log = logging.getLogger("cloud-agents")
@@ -153,11 +153,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--executors", type=int, default=8, help="at a time (default: 8)")
     parser.add_argument("--read-only", action="append", default=[], metavar="DIR")
     parser.add_argument("--bwrap", default=shutil.which("bwrap"), metavar="PROGRAM")
+    parser.add_argument("--allow-root", action="store_true", help="agents read what root reads")
     parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)
     parser.add_argument("--check-seconds", type=float, default=CHECK_SECONDS)
     options = parser.parse_args()
     if options.bwrap is None:
         parser.error("bubblewrap is not installed; executors would not be confined")
+    if os.geteuid() == 0 and not options.allow_root:
+        # Without capabilities, but as the owner of files such as /etc/shadow.
+        parser.error("run this as an ordinary user: executors have the rights of its user")
     for name in ("OPENAI_WEBHOOK_SECRET", "OPENAI_API_KEY", "OPENAI_EXECUTOR_API_KEY"):
         if not os.environ.get(name):
             parser.error(f"{name} is not set")
@@ -183,6 +187,8 @@ async def main() -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     launcher = Launcher(options.bwrap, os.environ["OPENAI_EXECUTOR_API_KEY"], options.read_only)
     async with AsyncOpenAI(timeout=API_SECONDS) as api, asyncio.TaskGroup() as group:
+        # With a wrong URL or key all sessions would seem to be deleted, and their files go.
+        await api.beta.agents.sessions.list(limit=1)
         sessions = Sessions(
             api.beta.agents.sessions.retrieve,
             launcher,
@@ -206,4 +212,7 @@ async def main() -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except* OpenAIError as errors:
+        sys.exit(f"the API cannot be asked: {errors.exceptions[0]}")

@@ -86,26 +86,38 @@ class Sessions:
         """Attend the sessions until this is cancelled."""
         async with self._tasks:
             self.is_running.set()
-            while True:
-                # At first those of an earlier run: their executors have ended with it.
-                for session_id in [key for key, each in self._known.items() if not each.is_active]:
-                    self.check(session_id)
-                await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self._sweep()
+            finally:
+                self.is_running.clear()  # no further tasks
+
+    async def _sweep(self) -> None:
+        while True:
+            # At first those of an earlier run: their executors have ended with it.
+            for session_id in [key for key, each in self._known.items() if not each.is_active]:
+                self.check(session_id)
+            await asyncio.sleep(SWEEP_SECONDS)
 
     # ---- from webhooks --------------------------------------------------------------------
 
     def connect(self, session_id: str) -> bool:
-        """Attend a session that waits for its environment; false if there are too many."""
+        """Attend a session that waits for its environment; false if there is no room for it."""
         if session_id not in self._known:
             if len(self._known) >= MAX_SESSIONS:
                 return False
-            self._known[session_id] = Session(Place.create(self._root, session_id))
+            try:
+                place = Place.create(self._root, session_id)
+            except OSError as error:
+                log.error("%s: no files: %s", session_id, error)
+                return False
+            self._known[session_id] = Session(place)
         self.check(session_id)
-        return True
+        return self.is_running.is_set()
 
     def check(self, session_id: str) -> None:
         """Ask the API about a session, if it is one of this machine."""
-        if (session := self._known.get(session_id)) is None:
+        session = self._known.get(session_id)
+        if session is None or not self.is_running.is_set():
             return
         session.woken.set()
         if not session.is_active:
@@ -128,20 +140,28 @@ class Sessions:
         try:
             # No await between the last look at `woken` and the end of the task.
             while session.woken.is_set():
-                need = await self._ask(session)
-                if need is Need.REMOVAL:
-                    await self._forget(session)
-                elif need is None or (need is Need.EXECUTOR and not await self._serve(session)):
+                if await self._step(session):
+                    failures = 0
+                else:
                     failures += 1
                     if failures == ATTEMPTS:
                         log.error("%s: given up until its next event", session.place.session_id)
                         return
                     await asyncio.sleep(PAUSE_SECONDS * 2 ** (failures - 1))
                     session.woken.set()
-                else:
-                    failures = 0
         finally:
             session.is_active = False
+
+    async def _step(self, session: Session) -> bool:
+        """Find out what a session needs, and do it; false if that failed."""
+        try:
+            need = await self._ask(session)
+            if need is Need.REMOVAL:
+                await self._forget(session)
+            return need is not None and (need is not Need.EXECUTOR or await self._serve(session))
+        except (Unusable, OSError) as error:  # such as a full disk
+            log.error("%s: no executor: %s", session.place.session_id, error)
+            return False
 
     async def _serve(self, session: Session) -> bool:
         """Run an executor while it is needed; false if it failed."""
@@ -152,11 +172,7 @@ class Sessions:
                 return True
             assert session.connection is not None
             session.place = Place.create(self._root, session.place.session_id)
-            try:
-                executor = await self._launcher.start(session.place, session.connection)
-            except (Unusable, OSError) as error:
-                log.error("%s: no executor: %s", session.place.session_id, error)
-                return False
+            executor = await self._launcher.start(session.place, session.connection)
             log.info("%s: executor started", session.place.session_id)
             watcher = self._tasks.create_task(_wake_at_end(session, executor))
             try:
@@ -204,18 +220,14 @@ class Sessions:
                 now = await self._retrieve(session.place.session_id)
         except openai.NotFoundError:
             return Need.REMOVAL
-        except openai.OpenAIError as error:
+        except (openai.OpenAIError, ValueError) as error:  # the latter for an answer without JSON
             log.warning("%s: the API does not answer: %s", session.place.session_id, error)
             return None
-        environment = now.environment
-        if now.status == "failed" or not isinstance(environment, EnvironmentResourceSelfHosted):
-            return Need.REMOVAL
-        session.connection = Connection(
-            environment.id, environment.remote_url, environment.workspace_directory
-        )
-        actions = {action.type for action in now.required_actions}
-        is_used = now.status == "in_progress" or "environment_connection" in actions
-        return Need.EXECUTOR if is_used else Need.NOTHING
+        try:
+            return _need(session, now)
+        except (AttributeError, TypeError):  # the package does not check the members of an answer
+            log.warning("%s: the API's answer is no session", session.place.session_id)
+            return None
 
     async def _forget(self, session: Session) -> None:
         """Remove the files of a session that has ended."""
@@ -224,6 +236,20 @@ class Sessions:
         session.has_expired = False
         if not session.woken.is_set():  # no event has come meanwhile
             del self._known[session.place.session_id]
+
+
+def _need(session: Session, now: AgentSession) -> Need | None:
+    environment = now.environment
+    if now.status == "failed" or environment.type in ("none", "openai_hosted"):
+        return Need.REMOVAL
+    if not isinstance(environment, EnvironmentResourceSelfHosted):
+        return None
+    session.connection = Connection(
+        environment.id, environment.remote_url, environment.workspace_directory
+    )
+    actions = {action.type for action in now.required_actions}
+    is_used = now.status == "in_progress" or "environment_connection" in actions
+    return Need.EXECUTOR if is_used else Need.NOTHING
 
 
 async def _wake_at_end(session: Session, executor: Executor) -> None:

@@ -59,6 +59,7 @@ IFS= read -r key
 for word in "$@"; do case "$word" in --environment-id=*) id=${word#*=} ;; esac; done
 echo "$id $key" >>"$folder/starts"
 if [ -e "$folder/broken" ]; then echo "it is broken" >&2; exit 3; fi
+case "$id" in *stubborn) exec sleep 1000 ;; esac
 cat >/dev/null
 echo "$id" >>"$folder/ends"
 """
@@ -71,6 +72,7 @@ class Api:
         self.sessions: dict[str, AgentSession] = {}
         self.questions: list[str] = []
         self.is_away = False
+        self.nonsense: bytes | None = None  # instead of a session
         self.url = ""
         self.secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
         self._numbers = itertools.count(1)
@@ -150,6 +152,10 @@ def start_api() -> Iterator[Api]:
             session = api.sessions.get(name)
             if api.is_away:
                 self._reply(503, b"{}")
+            elif self.path == "/v1/agents/sessions?limit=1":
+                self._reply(200, b'{"object": "list", "data": [], "has_more": false}')
+            elif api.nonsense is not None:
+                self._reply(200, api.nonsense)
             elif session is None:
                 self._reply(404, b'{"error": {"message": "no such session"}}')
             else:
@@ -157,7 +163,8 @@ def start_api() -> Iterator[Api]:
 
         def _reply(self, status: int, body: bytes) -> None:
             self.send_response(status)
-            self.send_header("content-type", "application/json")
+            kind = "text/html" if body.startswith(b"<") else "application/json"
+            self.send_header("content-type", kind)
             self.send_header("content-length", str(len(body)))
             # The package would wait longer before it repeats a request.
             self.send_header("retry-after-ms", "1")
@@ -187,6 +194,7 @@ class Service:
         self.api, self.folder = api, folder
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
         words = ["--folder", str(folder), "--listen", "127.0.0.1:0", "--bwrap", str(container)]
+        words += ["--allow-root"] if os.geteuid() == 0 else []
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", str(EXAMPLE / "service.py"), *words, *flags],
             env={

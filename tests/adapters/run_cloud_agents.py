@@ -6,6 +6,7 @@ tests share one service, because the import of `openai` takes seconds.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
@@ -53,8 +54,13 @@ def service(api: Api, container: Container) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def slow_senders(service: Service) -> Iterator[list[socket.socket]]:
-    """Requests that do not get on, all the time; see the last test."""
+def slow_senders(api: Api, service: Service, container: Container) -> Iterator[list[socket.socket]]:
+    """Requests that do not get on, and an executor that does not end; see the last tests."""
+    session = api.open_session("sess_stubborn", URL)
+    service.send(api.connection_event("sess_stubborn"))
+    container.wait_started(1, "sess_stubborn")
+    session.status = "failed"
+    service.send(api.failed_event("sess_stubborn"))
     links = [service.dial() for _ in range(20)]
     for link in links:
         link.sendall(_HEAD + b"content-length: 9\r\n\r\n1")
@@ -369,6 +375,42 @@ def test_an_api_that_is_away_ends_no_executor(
     container.wait_started(1, "sess_away")
 
 
+_NO_TYPE = b'{"id": "a", "status": "idle", "required_actions": [], "environment": {"type": "new"}}'
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"null", b"{}", b'"x"', b"not JSON", _NO_TYPE])
+def test_an_answer_that_is_no_session_removes_no_files(
+    body: bytes, api: Api, service: Service, container: Container
+) -> None:
+    """Such as that of a proxy that asks its user for a password."""
+    name = f"sess_kept_{len(api.sessions)}"
+    api.open_session(name, URL)
+    service.send(api.connection_event(name))
+    container.wait_started(1, name)
+    (file := service.places(name)[0] / "workspace/file").touch()
+    api.nonsense = body
+    try:
+        service.send(api.idle_event(name))
+        eventually("it is asked", lambda: api.questions.count(name) >= 3)
+        service.send(api.idle_event(name))
+        eventually("it is asked again", lambda: api.questions.count(name) >= 4)
+    finally:
+        api.nonsense = None
+    assert (container.ends(name), file.exists()) == ([], True)
+
+
+def test_a_disk_without_room_ends_no_service(
+    api: Api, service: Service, container: Container
+) -> None:
+    name = hashlib.sha256(b"sess_full").hexdigest()[:32]
+    (service.folder / name).touch()  # no directory can be made there
+    api.open_session("sess_full", URL)
+    assert service.send(api.connection_event("sess_full")) == 503
+    (service.folder / name).unlink()
+    assert service.send(api.connection_event("sess_full")) == 200
+    container.wait_started(1, "sess_full")
+
+
 @pytest.mark.parametrize(
     "directory",
     ["/", "/etc", "/usr/x", "/proc/1", "relative", "/a/../etc", "//a", "/a\nb", "/home", ""],
@@ -387,3 +429,15 @@ def test_a_workspace_that_would_cover_the_system_is_refused(
 def test_slow_senders_are_cut_off(slow_senders: list[socket.socket]) -> None:
     """They came before all others: the events of the other tests have been answered meanwhile."""
     assert [link.recv(1) for link in slow_senders] == [b""] * len(slow_senders)
+
+
+def test_an_executor_that_does_not_end_is_killed(service: Service) -> None:
+    service.wait_logged("sess_stubborn: executor ended, exit code -9")
+    service.wait_logged("sess_stubborn: removed")
+
+
+def test_a_wrong_key_is_noticed_before_files_are_removed(tmp_path: Path) -> None:
+    with start_api() as api:
+        api.is_away = True
+        with pytest.raises(AssertionError, match="the API cannot be asked"):
+            Service(api, tmp_path, "bwrap")
