@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import posixpath
 import re
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import exec_server
+
+log = logging.getLogger("cloud-agents")
 
 # What an id of the API may be; longer ones and other characters are refused.
 ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -65,7 +68,10 @@ class Place:
     def recorded(cls, root: Path) -> Iterator[Place]:
         """The sessions of earlier runs of the service."""
         for record in root.glob("*/session.json"):
-            yield cls(record.parent, json.loads(record.read_text())["id"])
+            try:
+                yield cls(record.parent, str(json.loads(record.read_text())["id"]))
+            except (ValueError, LookupError, TypeError):  # such as an empty file, after a power cut
+                log.error("%s is no record; remove its directory by hand", record)
 
     @property
     def workspace(self) -> Path:
@@ -78,13 +84,21 @@ class Place:
     async def remove(self) -> None:
         """Remove all files, also deep trees and directories that the agent has closed."""
         # The record goes last: a removal that is interrupted is repeated at the next start.
+        files = [str(self.workspace), str(self.home)]
         for argv in (
-            ["chmod", "-R", "u+rwX", "--", self.workspace, self.home],
-            ["rm", "-rf", "--", self.workspace, self.home],
-            ["rm", "-rf", "--", self.folder],
+            ["chmod", "-R", "u+rwX", "--", *files],
+            ["rm", "-rf", "--", *files],
+            ["rm", "-rf", "--", str(self.folder)],
         ):
             process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
-            await process.wait()
+            try:
+                await process.wait()
+            finally:
+                if process.returncode is None:  # the service ends
+                    process.kill()
+                    await process.wait()
+        if self.folder.exists():
+            raise OSError(f"{self.folder} cannot be removed")
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ class Sessions:
                 await self._forget(session)
             return need is not None and (need is not Need.EXECUTOR or await self._serve(session))
         except (Unusable, OSError) as error:  # such as a full disk
-            log.error("%s: no executor: %s", session.place.session_id, error)
+            log.error("%s: failed: %s", session.place.session_id, error)
             return False
 
     async def _serve(self, session: Session) -> bool:

@@ -76,7 +76,9 @@ def test_a_session_gets_an_executor_and_its_end_takes_it_away(
     api: Api, service: Service, container: Container
 ) -> None:
     session = api.open_session("sess_plain", URL)
-    assert service.send(api.connection_event("sess_plain")) == 200
+    event = api.connection_event("sess_plain")
+    headers = api.signed(event)
+    assert service.send(event, headers) == 200
     container.wait_started(1, "sess_plain")
     assert container.starts("sess_plain") == [f"env-sess_plain {EXECUTOR_KEY}"]
     assert len(service.places("sess_plain")) == 1
@@ -85,6 +87,9 @@ def test_a_session_gets_an_executor_and_its_end_takes_it_away(
     service.wait_logged("sess_plain: removed")
     assert container.ends("sess_plain") == ["env-sess_plain"]
     assert service.places("sess_plain") == []
+    assert service.send(event, headers) == 200  # replayed
+    service.wait_logged("sess_plain: removed", times=2)
+    assert len(container.starts("sess_plain")) == 1
 
 
 def test_repeated_and_simultaneous_events_start_one_executor(
@@ -110,13 +115,15 @@ def test_a_restarted_service_has_one_executor_for_each_session(api: Api, tmp_pat
         service.send(api.connection_event("sess_1"))
         container.wait_started(1)
         (service.places()[0] / "workspace/kept").touch()
+        (folder / "damaged").mkdir()
+        (folder / "damaged/session.json").touch()
         service.stop(signal.SIGKILL)  # the executor ends with it: it sees the end of its stdin
     container.wait_ended(1)
     session.status, session.required_actions = "in_progress", []
     with start_service(api, folder, container.program, *CALM) as service:
         container.wait_started(2)  # without an event
         assert service.send(api.connection_event("sess_1")) == 200
-        service.stop()
+        assert "damaged/session.json is no record" in service.stop()
     assert len(container.starts()) == len(container.ends()) == 2
     assert [path.name for path in folder.glob("*/workspace/*")] == ["kept"]
 
@@ -422,7 +429,7 @@ def test_a_workspace_that_would_cover_the_system_is_refused(
     name = f"sess_covers_{len(api.sessions)}"
     api.open_session(name, URL, directory=directory)
     service.send(api.connection_event(name))
-    service.wait_logged(f"{name}: no executor: the workspace directory")
+    service.wait_logged(f"{name}: failed: the workspace directory")
     assert container.starts(name) == []
 
 
