@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -77,7 +77,7 @@ class Row(NamedTuple):
 
     @property
     def needs_reference(self) -> bool:
-        return "reference" in self.flags or self.modules == ("run_mcp_codex",)
+        return "reference" in self.flags or self.modules[0].endswith("_codex")
 
     @property
     def needs_claude(self) -> bool:
@@ -86,6 +86,10 @@ class Row(NamedTuple):
     @property
     def needs_own_root(self) -> bool:
         return self.modules == ("run_harbor_trial",)
+
+    @property
+    def needs_bubblewrap(self) -> bool:
+        return self.modules == ("run_cloud_agents_codex",)
 
     @property
     def framework(self) -> str:
@@ -177,6 +181,8 @@ ROWS = (
     Row("mcp", "mcp==2.3.0", 22, ("run_mcp", "run_mcp_hostile")),
     Row("mcp", "mcp==2.3.0", 1, ("run_mcp_codex",)),
     Row("mcp", "mcp==2.3.0", 1, ("run_mcp_claude",)),
+    Row("cloud-agents", "openai==3.51.0", 78, ("run_cloud_agents",)),
+    Row("cloud-agents", "openai==3.51.0", 7, ("run_cloud_agents_codex",)),
 )
 
 
@@ -192,6 +198,11 @@ class Environments:
         self.claude_folder = self.folder / "claude-code"
         found = shutil.which("claude")
         self.claude = Path(found or self.claude_folder / "node_modules/.bin/claude")
+        # That of the machine, or the one that the reference brings along.
+        bwrap = shutil.which("bwrap") or next(
+            map(str, reference_files("codex-resources/bwrap")), ""
+        )
+        self.bubblewrap = Path(bwrap) if bwrap else None
         self._python = python
         self._uv = self.folder / "tools/bin/uv"
 
@@ -232,11 +243,15 @@ def run(environments: Environments, row: Row) -> str:
     argv = [str(python), "-m", "pytest", "-c", "/dev/null", "--rootdir", TESTS]
     argv += ["--confcutdir", TESTS, "-p", "no:cacheprovider", "-q", *row.flags]
     argv += [f"{TESTS}/{name}" if "::" in name else f"{TESTS}/{name}.py" for name in row.modules]
+    programs = {
+        "EXEC_SERVER_CLAUDE": str(environments.claude),
+        "EXEC_SERVER_BUBBLEWRAP": str(environments.bubblewrap),
+    }
     try:
         ended = subprocess.run(
             argv,
             cwd=ROOT,
-            env=os.environ | VARIABLES | {"EXEC_SERVER_CLAUDE": str(environments.claude)},
+            env=os.environ | VARIABLES | programs,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=ROW_SECONDS,
@@ -272,6 +287,9 @@ def run_framework(environments: Environments, rows: Iterable[Row]) -> list[Row]:
         elif row.needs_own_root and not can_have_own_root():
             words = "a trial needs tmux, and a mount namespace that this machine does not allow"
             print(f"adapters: {row.title} is skipped in part: {words}", flush=True)
+        elif row.needs_bubblewrap and environments.bubblewrap is None:
+            words = "because bubblewrap is not installed"
+            print(f"adapters: {row.title} is skipped, {words}", flush=True)
         elif not environments.install(row):
             words = f"because the index does not have {row.requirements}"
             print(f"adapters: {row.title} is skipped, {words}", flush=True)
@@ -281,11 +299,16 @@ def run_framework(environments: Environments, rows: Iterable[Row]) -> list[Row]:
 
 
 def has_reference() -> bool:
-    if "EXEC_SERVER_REFERENCE" in os.environ:
-        return True
+    return any(reference_files("bin/codex"))
+
+
+def reference_files(name: str) -> Iterator[Path]:
+    """The files of this name in the package of the reference, or beside the one that is chosen."""
+    if chosen := os.environ.get("EXEC_SERVER_REFERENCE"):
+        found = [Path(chosen) if name == "bin/codex" else Path(chosen).parents[1] / name]
+        return (path for path in found if path.exists())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    pattern = "exec-server-reference/node_modules/@openai/codex-*/vendor/*/bin/codex"
-    return any(cache.glob(pattern))
+    return cache.glob(f"exec-server-reference/node_modules/@openai/codex-*/vendor/*/{name}")
 
 
 def can_have_own_root() -> bool:

@@ -147,6 +147,16 @@ def test_answer_that_is_none(shared: ThreadedRelayService, kind: str, fault: str
     assert "this is no HTTP" not in ended.stderr
 
 
+@pytest.mark.parametrize("tail", ["/v1/agents/api", "/v1/agents/api?team=a&x=%2F", "/v1/a%20pi/"])
+def test_a_remote_url_is_kept_unchanged(shared: ThreadedRelayService, kind: str, tail: str) -> None:
+    """What the Agents API calls `remote_url`: only a last slash is left out."""
+    flags = ("--remote", f"{shared.url}{tail}", "--environment-id", "ccarenv_1")
+    run_command(kind, *flags, env={"CODEX_API_KEY": _KEY})
+    request = shared.requests[-1]
+    assert request.target == f"{tail.rstrip('/')}/cloud/environment/ccarenv_1/register"
+    assert request.header("authorization") == f"Bearer {_KEY}"
+
+
 class _Configuration(NamedTuple):
     """Arguments, in which {} stands for a registry, and what comes of them."""
 

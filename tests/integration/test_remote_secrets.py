@@ -348,6 +348,35 @@ def test_children_of_the_same_user_cannot_look_into_the_executor(
             assert pipe not in shown
 
 
+# Everything that a command finds of other processes: their variables and words.
+_LOOK = """
+env
+for process in {places}; do
+    cat "$process/environ" "$process"/task/*/environ "$process/cmdline"
+done 2>/dev/null | tr '\\0' '\\n'
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("user", ["root", "ordinary"])
+@pytest.mark.parametrize("words", [["/bin/sh", "-c"], ["/usr/bin/setsid", "-w", "/bin/sh", "-c"]])
+def test_a_drop_in_keeps_its_key_from_children(
+    service: ThreadedRelayService, user: str, words: list[str]
+) -> None:
+    """Started as the page of the Agents API says: with CODEX_API_KEY and two flags."""
+    preparation = _AS_NOBODY if user == "ordinary" else ""
+    key = f"drop-in-{secrets.token_hex(8)}"
+    variables = {"CODEX_API_KEY": key, "HARMLESS": "yes"}
+    with start_executor(service, env=variables, preparation=preparation) as executor:
+        assert service.requests[0].header("authorization") == f"Bearer {key}"
+        with connect(service) as client:
+            family = [executor.process.pid, *descendants(executor.process.pid)]
+            script = _LOOK.format(places=" ".join(f"/proc/{pid}" for pid in family))
+            shown = client.run([*words, script], envPolicy=_POLICY, env={}).stdout
+    assert b"HARMLESS=yes" in shown
+    assert key.encode() not in shown
+
+
 def _descriptors(pid: int) -> list[str]:
     folder = f"/proc/{pid}/fd"
     return [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
