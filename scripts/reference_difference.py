@@ -30,7 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.conformance import test_cases, test_parameters
 from tests.conformance.matching import mismatch
 from tests.conformance.scene import Scene
-from tests.support.client import Disconnected, RpcFailure, Server, server_environment, start_server
+from tests.support.client import (
+    Client,
+    Disconnected,
+    RpcFailure,
+    Server,
+    server_environment,
+    start_server,
+)
 from tests.versions import installed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +50,8 @@ PASSES = 3
 SHOWN_CHARACTERS = 700
 
 Observed = dict[str, str]
+# A server does not answer any more: AssertionError is also raised when nothing arrives in time.
+_ENDS = (AssertionError, Disconnected, OSError)
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PORT = re.compile(r"127\.0\.0\.1:\d+")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
@@ -173,8 +182,8 @@ def _describe() -> Observed:
             found = {
                 "initialize": {"sessionId": client.session_id}
                 | {"environmentInfo": client.environment_info},
-                "environment/info": client.call("environment/info"),
-                "environment/status": client.call("environment/status"),
+                "environment/info": answer(client, "environment/info"),
+                "environment/status": answer(client, "environment/status"),
             }
         return {
             name: masked(value.replace(_program_folder(), "{program}"), folder)
@@ -228,13 +237,16 @@ def _answers() -> Observed:
     found: Observed = {}
     with tempfile.TemporaryDirectory() as root:
         home = Path(root).resolve()
-        with start_server("reference", env={"HOME": str(home)}, cwd=home) as server:
-            for name, case in test_cases.load().items():
-                folder = home / name.replace("/", "-")
-                folder.mkdir()
-                _play(name, case, server, folder, found)
-            for method in test_parameters.METHODS:
-                found |= _refusals(method, server, home)
+        try:
+            with start_server("reference", env={"HOME": str(home)}, cwd=home) as server:
+                for name, case in test_cases.load().items():
+                    folder = home / name.replace("/", "-")
+                    folder.mkdir()
+                    _play(name, case, server, folder, found)
+                for method in test_parameters.METHODS:
+                    found |= _refusals(method, server, home)
+        except _ENDS as problem:  # it hangs, and does not end in order either
+            found["the server's end"] = masked(repr(problem), str(home))
     return found
 
 
@@ -244,7 +256,7 @@ def _play(name: str, case: Mapping[str, Any], server: Server, folder: Path, into
         return  # the reference hangs or has no such method
     try:
         test_cases.play(dict(case), steps, server, folder, partial(_Recorder, name, into))
-    except (AssertionError, Disconnected, KeyError, OSError) as problem:
+    except (*_ENDS, KeyError, RpcFailure) as problem:
         # A step did not happen, or an earlier answer lacks what a later step needs.
         into[f"{name} end"] = masked(repr(problem), str(folder))
 
@@ -253,13 +265,21 @@ def _refusals(method: str, server: Server, folder: Path) -> Observed:
     found: Observed = {}
     with server.connect() as client:
         for params, _ in test_parameters.wrong_params(method, folder, "reference"):
-            try:
-                answer: Any = client.call(method, params)
-            except RpcFailure as failure:
-                answer = [failure.code, failure.message]
             name = masked(f"{method} {json.dumps(params)}", str(folder))
-            found[name] = masked(json.dumps(answer), str(folder))
+            try:
+                found[name] = masked(json.dumps(answer(client, method, params)), str(folder))
+            except _ENDS as problem:
+                found[name] = masked(repr(problem), str(folder))
+                break
     return found
+
+
+def answer(client: Client, method: str, params: Any = None) -> Any:
+    """The result of a request, or code and text of its error: a version may lack the method."""
+    try:
+        return client.call(method, params)
+    except RpcFailure as failure:
+        return [failure.code, failure.message]
 
 
 def _outcomes() -> Observed:

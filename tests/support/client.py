@@ -263,7 +263,7 @@ class Client:
         params = {"clientName": name, "resumeSessionId": resume}
         result: Message = self.call("initialize", params)
         self.session_id = result["sessionId"]
-        self.environment_info = result["environmentInfo"]
+        self.environment_info = result.get("environmentInfo", {})
         self.notify("initialized", {})
         return result
 

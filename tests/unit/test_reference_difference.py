@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from scripts.reference_difference import (
     SHOWN_CHARACTERS,
+    answer,
     difference,
     flattened,
     main,
@@ -14,6 +17,7 @@ from scripts.reference_difference import (
     stable,
     subcommands,
 )
+from tests.support.client import Client, RpcFailure
 
 _HELP = """\
 Run the server
@@ -61,6 +65,18 @@ def test_texts_lose_what_differs_in_each_run() -> None:
     text = "/f/x of 5a0b1c2d-0000-4111-8222-333344445555 at 127.0.0.1:4711, main.rs:12:5"
     assert masked(text, "/f") == "{dir}/x of {id} at {address}, main.rs"
     assert masked("<Scratch at 0x7f6adf2ac440>", "/f") == "<Scratch at 0x>"
+
+
+def test_an_error_is_an_answer_too() -> None:
+    class Lacking:
+        def call(self, method: str, params: Any) -> Any:
+            if method == "known":
+                return {"params": params}
+            raise RpcFailure(-32601, f"{method} is unknown")
+
+    client = cast(Client, Lacking())
+    assert answer(client, "known", {"a": 1}) == {"params": {"a": 1}}
+    assert answer(client, "other") == [-32601, "other is unknown"]
 
 
 def test_only_what_was_observed_each_time_is_compared() -> None:
