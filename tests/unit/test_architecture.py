@@ -19,6 +19,8 @@ from tests.support.layers import LAYERS, layer_of
 
 from exec_server.filesystem.operations import OPERATIONS
 from exec_server.host.environment import describe
+from exec_server.host.http import FORBIDDEN_NAMES
+from exec_server.host.interpreter import SECRET_NAMES, STRIPPED_NAMES
 from exec_server.server.methods import load_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -223,6 +225,17 @@ def test_documented_capabilities_are_those_that_are_reported() -> None:
     tests = [shown.strip("`") for _, _, here, shown in rows if here == "yes"]
     assert len(tests) > 10
     assert [path for path in tests if not (ROOT / path).is_file()] == []
+
+
+def test_documented_credentials_are_those_that_are_kept_back() -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text()
+    children = text.partition("\nCredentials and settings")[2].partition("\n\n")[0]
+    never, inherited = (set(re.findall(r"`([A-Z_]+)`", part)) for part in children.split(".", 1))
+    assert never == STRIPPED_NAMES
+    assert inherited == SECRET_NAMES - STRIPPED_NAMES
+    headers = text.partition("Refused are those that")[2].partition(". A\n")[0]
+    excepted, *added = re.findall(r"`([A-Z_]+)`", headers)
+    assert (never | inherited) - {excepted} | set(added) == FORBIDDEN_NAMES
 
 
 def test_every_file_operation_is_a_method() -> None:

@@ -30,7 +30,7 @@ BUFFERED_BYTES = 256 * 1_048_576
 BODY_ERROR = "error decoding response body"
 
 # Credentials of the server's parent that no client may send.
-_FORBIDDEN_NAMES = {
+FORBIDDEN_NAMES = {
     *(*STRIPPED_NAMES, *REGISTRY_NAMES, "OPENAI_API_KEY", "CODEX_API_KEY", "CODEX_ACCESS_TOKEN"),
     *("CODEX_CONNECTORS_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     *("AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "GOOGLE_APPLICATION_CREDENTIALS"),
@@ -139,7 +139,7 @@ def _value(header: Header, variables: Mapping[str, str]) -> str:
 
 def _variable(header: str, name: str, variables: Mapping[str, str]) -> str:
     text = f"http/request header {header}"
-    if name.upper() in _FORBIDDEN_NAMES:
+    if name.upper() in FORBIDDEN_NAMES:
         raise InvalidParams(f"{text} cannot use executor environment variable {name}")
     value = variables.get(name)
     if value is None or lossy(value) != value:  # one that is not Unicode counts as missing
