@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from tests.conformance.codex import (
 from tests.conformance.mcp_server import serve_mcp
 from tests.conformance.model import Model, Step, ToolCall, serve
 from tests.conformance.proxy import Proxy
-from tests.support.client import server_environment, start_server
+from tests.support.client import Message, server_environment, start_server
 from tests.support.pictures import PICTURE
 
 pytestmark = pytest.mark.reference
@@ -177,6 +178,58 @@ def test_start_up_files_run_once_for_all_commands(machine: Machine) -> None:
     model = machine.play(*commands, features=("shell_snapshot_v2",))
     for name in ("first", "second"):
         assert report(model.outputs[name]).text == "profile\nhello\nx\n"
+
+
+# The commands of the next test, and whether each may write outside of the workspace.
+_WRITES = {"before": False, "one": True, "between": False, "escalated": True, "after": True}
+
+
+def test_permissions_that_a_user_grants(machine: Machine) -> None:
+    """The model asks for more than its sandbox allows: for a command, then for all that follow."""
+    outside = machine.user / "outside"
+    outside.mkdir()
+    writable = {"file_system": {"write": [str(outside)]}}
+    options: dict[str, dict[str, Any]] = {
+        "one": {
+            "sandbox_permissions": "with_additional_permissions",
+            "additional_permissions": writable,
+            "justification": "why",
+        },
+        "escalated": {"sandbox_permissions": "require_escalated", "justification": "why"},
+    }
+    script: list[Step] = [
+        [command(name, f"touch {outside}/{name}", **options.get(name, {}))] for name in _WRITES
+    ]
+    ask = ToolCall("ask", "request_permissions", {"reason": "why", "permissions": writable})
+    script[-1:-1] = [[ask]]
+    script += [[patch("patch", f"*** Add File: {outside}/patched", "+x")]]
+    with (
+        start_server(machine.kind, cwd=machine.folder) as server,
+        serve(script) as model,
+        start_app_server(
+            {"CODEX_EXEC_SERVER_URL": server.url},
+            url=model.url,
+            sandbox="workspace-write",
+            features=["exec_permission_approvals", "request_permissions_tool"],
+        ) as client,
+    ):
+        place = {"cwd": str(machine.folder), "approvalPolicy": "on-request"}
+        thread = client.call("thread/start", place)["thread"]["id"]
+        said = {"type": "text", "text": "go on"}
+        client.call("turn/start", {"threadId": thread, "input": [said]})
+        while (message := client.receive()).get("method") != "turn/completed":
+            if "id" in message and "method" in message:
+                client.send({"id": message["id"], "result": _granted(message)})
+    assert {name: not _ended(model, name)[0] for name in _WRITES} == _WRITES
+    written = {name for name, may_write in _WRITES.items() if may_write}
+    assert {path.name for path in outside.iterdir()} == {*written, "patched"}
+
+
+def _granted(question: Message) -> dict[str, Any]:
+    """The answer of a user who allows everything."""
+    if question["method"] == "item/permissions/requestApproval":
+        return {"permissions": question["params"]["permissions"], "scope": "session"}
+    return {"decision": "accept"}
 
 
 # All that change what an executor is asked for, or the tools that ask it; the newer ones change
