@@ -93,7 +93,7 @@ class Service:
             action = getattr(data, "required_action", None)
             if getattr(action, "type", "") == "environment_connection":
                 return 200 if self._sessions.connect(name) else 503
-        if kind in ("agent.environment.expired", "agent.environment.failed"):
+        if kind == "agent.environment.expired":
             self._sessions.expire(name)
         else:
             self._sessions.check(name)

@@ -168,6 +168,21 @@ def test_an_expired_environment_ends_its_session(
     assert container.ends("sess_expired") == ["env-sess_expired"]
 
 
+def test_other_events_of_its_environment_do_not_end_a_session(
+    api: Api, service: Service, container: Container
+) -> None:
+    api.open_session("sess_kept", URL)
+    service.send(api.connection_event("sess_kept"))
+    container.wait_started(1, "sess_kept")
+    for kind in ("failed", "suspended", "ready"):
+        event = {"type": f"agent.environment.{kind}", "data": {"id": "env-sess_kept"}}
+        assert service.send(as_json(event)) == 200
+    asked = len(api.questions)
+    service.send(api.connection_event("sess_kept"))
+    eventually("the API is asked", lambda: "sess_kept" in api.questions[asked:])
+    assert container.ends("sess_kept") == []
+
+
 def test_sessions_that_need_no_environment_get_none(
     api: Api, service: Service, container: Container
 ) -> None:
