@@ -198,10 +198,13 @@ class Executor:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._process.wait()
         except TimeoutError:
-            # The kernel ends everything in the container with its first process.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
+            pass
+        finally:  # also when the service ends meanwhile
+            if self._process.returncode is None:
+                # The kernel ends everything in the container with its first process.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                await self._process.wait()
 
 
 def _python_directories() -> list[str]:

@@ -458,6 +458,20 @@ def test_an_executor_that_does_not_end_is_killed(service: Service) -> None:
     service.wait_logged("sess_stubborn: removed")
 
 
+def test_an_executor_that_does_not_end_is_not_left_by_a_service_that_ends(
+    api: Api, tmp_path: Path
+) -> None:
+    container = Container(tmp_path)
+    with start_service(api, tmp_path / "sessions", container.program, *CALM) as service:
+        session = api.open_session("sess_too_stubborn", URL)
+        service.send(api.connection_event("sess_too_stubborn"))
+        container.wait_started(1, "sess_too_stubborn")
+        session.status, asked = "failed", len(api.questions)
+        service.send(api.failed_event("sess_too_stubborn"))
+        eventually("the API is asked", lambda: "sess_too_stubborn" in api.questions[asked:])
+        # Its end takes five seconds. The service ends before, and leaves no process.
+
+
 def test_a_wrong_key_is_noticed_before_files_are_removed(tmp_path: Path) -> None:
     with start_api() as api:
         api.is_away = True
