@@ -63,6 +63,8 @@ _STDIN_FLAGS = (
 )
 
 
+# Its values are those of Codex; an empty one counts as unset.
+_VIA_UPSTREAM = "CODEX_EXEC_SERVER_PROXY_PRIVATE_IPS_VIA_UPSTREAM"
 # Flags of `codex exec-server` that change settings which are not read here.
 _CONFIG_FLAGS = ("--config", "--enable", "--disable", "--strict-config")
 
@@ -102,12 +104,16 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def _find_conflict(arguments: argparse.Namespace) -> str | None:
-    """The first rule that the flags of remote mode violate in combination."""
+    """The first rule that flags and variables violate."""
     flags = [flag for flag in _REMOTE_FLAGS if _is_set(arguments, flag)]
     has_id = arguments.environment_id is not None or arguments.executor_id is not None
     is_remote, is_direct = arguments.remote is not None, arguments.remote_transport == "direct"
     has_key = arguments.key_file is not None
     rules = (
+        (
+            os.environ.get(_VIA_UPSTREAM, "") not in ("", "true", "false"),
+            f"{_VIA_UPSTREAM} must be true or false",
+        ),
         (not is_remote and arguments.forward, "forward requires --remote"),
         (not is_remote and flags, f"{', '.join(flags)} requires --remote"),
         *(
@@ -243,10 +249,9 @@ def _add_codex_flags(parser: ArgumentParser) -> None:
     group.add_argument(
         "--proxy-private-ips-via-upstream",
         action="store_true",
-        default=os.environ.get("CODEX_EXEC_SERVER_PROXY_PRIVATE_IPS_VIA_UPSTREAM") == "true",
+        default=os.environ.get(_VIA_UPSTREAM) == "true",
         help="let managed networks reach permitted private addresses through the upstream proxy; "
-        "loopback is always dialled (default: yes if "
-        "CODEX_EXEC_SERVER_PROXY_PRIVATE_IPS_VIA_UPSTREAM is true)",
+        f"loopback is always dialled (default: yes if {_VIA_UPSTREAM} is true)",
     )
     group.add_argument(
         "--linux-sandbox-pid-namespace",

@@ -103,6 +103,16 @@ def test_private_addresses_via_upstream_by_variable(
     assert parse(["--proxy-private-ips-via-upstream"]).proxy_private_ips_via_upstream
 
 
+@pytest.mark.parametrize("value", ["1", "TRUE", "yes"])
+def test_private_addresses_via_upstream_by_an_invalid_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    monkeypatch.setenv("CODEX_EXEC_SERVER_PROXY_PRIVATE_IPS_VIA_UPSTREAM", value)
+    with pytest.raises(SystemExit, match="2"):
+        parse([])
+    assert "UPSTREAM must be true or false" in capsys.readouterr().err
+
+
 def test_help_fits_and_its_examples_parse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     text = build_parser().format_help()
