@@ -134,7 +134,7 @@ class ManagedSession:
         self._open_lock = asyncio.Lock()  # held while the connection and the directory are made
         # The runner shields its tools from cancellation; the worker's own task is cancelled when
         # the lease is lost, the work item is stopped, or the worker ends.
-        self._worker = asyncio.current_task()
+        self._worker = _current_task()
         self._cancellations = 0 if self._worker is None else self._worker.cancelling()
 
     @property
@@ -166,8 +166,7 @@ class ManagedSession:
             try:
                 result = await shell.run(command, seconds, self._check_cancelled)
             except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await shell.close()
+                await _close_shielded(shell)
                 raise
             if result.exit_code is None:
                 await shell.close()
@@ -221,7 +220,11 @@ class ManagedSession:
             sandbox=tools.sandbox,
             user=tools.user,
         )
-        await shell.start()
+        try:
+            await shell.start()
+        except BaseException:
+            await _close_shielded(shell)
+            raise
         self._shell = shell
         return shell
 
@@ -287,6 +290,19 @@ class ManagedSession:
                     return
         except (ExecServerError, TimeoutError) as error:
             log.warning("session %s: its files stay in %s: %s", self._id, directory, error)
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs: the tools are only looked at
+        return None
+
+
+async def _close_shielded(shell: PersistentShell) -> None:
+    """Close the shell in a call that is cancelled; anyio would cancel each wait in it again."""
+    with anyio.CancelScope(shield=True):
+        await shell.close()
 
 
 def directory_name(session_id: str) -> str:
