@@ -16,7 +16,7 @@ from exec_server.adapters.target import framework_missing
 from exec_server.client.exceptions import FileError
 from exec_server.client.files import Files
 from exec_server.client.transfer.open_file import READ_BYTES
-from exec_server.errors import InvalidRequest
+from exec_server.errors import InvalidRequest, Unsupported
 
 try:
     import anthropic
@@ -110,7 +110,10 @@ class SessionFiles:
 
     async def grep(self, pattern: str, path: str | None = None) -> str:
         files, root = await self._inside(path or ".")
-        found = await files.grep(pattern, root, exclude=_NOT_SEARCHED, limit=MAX_MATCHES)
+        try:
+            found = await files.grep(pattern, root, exclude=_NOT_SEARCHED, limit=MAX_MATCHES)
+        except Unsupported:  # a server that runs grep, which has no alternatives in its patterns
+            found = await files.grep(pattern, root, limit=MAX_MATCHES)
         # The path of a match in a root that is a file is the name of this file.
         is_file = bool(found) and not (await files.stat(root)).is_directory
         lines: list[str] = []

@@ -70,9 +70,10 @@ class PersistentShell:
         No command gets the variables whose names begin with `without`. The last `output_bytes` of
         each command are kept.
         """
-        # -p: without BASH_ENV and without functions of the environment.
+        # -p: without BASH_ENV and functions of the environment. --norc: with a socket as its stdin,
+        # bash reads the start files of a remote login even for a command.
         self._process: Process = environment.start(
-            ["/bin/bash", "-p", "-c", _WITHOUT.format(prefix=without)],
+            ["/bin/bash", "--noprofile", "--norc", "-p", "-c", _WITHOUT.format(prefix=without)],
             cwd=cwd,
             env={**env, "TERM": "dumb"},
             clean_env=clean_env,
