@@ -9,7 +9,9 @@ import json
 import os
 import stat
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,10 @@ def play(scene: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
+async def run_in(api: Api, command: str) -> str:
+    return await api.ok(SESSION, "bash", command=command)
+
+
 def is_running(words: str) -> bool:
     """Whether a process of this machine has these words in its command line."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -136,7 +142,7 @@ def test_the_shell_keeps_its_state(place: Place) -> None:
 
     async def scene() -> None:
         async with place.session() as folder:
-            run = lambda command, **more: api.ok(SESSION, "bash", command=command, **more)  # noqa: E731
+            run = partial(run_in, api)
             await run("mkdir sub; cd sub; export A=b; f() { echo f; }")
             assert await run("echo $A; pwd; f; cat; echo -e '\\e[31mred'") == (
                 f"b\n{folder}/sub\nf\nred"
@@ -158,7 +164,7 @@ def test_commands_that_attack_their_shell(place: Place) -> None:
 
     async def scene() -> None:
         async with place.session():
-            run = lambda command: api.ok(SESSION, "bash", command=command)  # noqa: E731
+            run = partial(run_in, api)
             assert await run("exec >/dev/null 2>&1; echo hidden") == "(no output)"
             assert await run("exec 1>&- 2>&- 0<&-; true") == "(no output)"
             traced = await run("set -xv; echo a; set +xv")
@@ -338,7 +344,7 @@ def test_odd_session_ids(place: Place, session_id: str) -> None:
         tools = {t.name: t for t in place.tools()(AgentToolContext(session_id=session_id))}
         folder = await tools["bash"].call({"command": "pwd; touch file"})
         assert folder == str(place.root / directory_name(session_id))
-        await tools["grep"].close()  # type: ignore[misc]
+        await tools["grep"].close()
 
     play(scene)
     (directory,) = place.root.iterdir()
@@ -393,20 +399,22 @@ def test_credentials_do_not_reach_commands(place: Place, monkeypatch: pytest.Mon
     play(inherited)
 
 
-def test_confined(place: Place, tmp_path: Path) -> None:
+def test_confined(place: Place) -> None:
+    """The policy allows the directory and /tmp, where the other tests have their sessions."""
     api = place.api
-    outside = Path(os.environ.get("EXEC_SERVER_OUTSIDE", "/var/tmp")) / f"outside-{os.getpid()}"
 
-    async def scene() -> None:
+    async def scene(root: Path) -> None:
         async with place.session(sandbox="workspace-write") as folder:
             assert await api.ok(SESSION, "bash", command="echo in >own; cat own") == "in"
             await api.ok(SESSION, "write", file_path="file", content="x")
-            await api.error(SESSION, "bash", command=f"echo x >{outside}")
-            await api.error(SESSION, "bash", command=f"echo x >{folder.parent}/other")
-            await api.error(SESSION, "write", file_path=str(outside), content="x")
+            for path in (root / "outside", folder.parent / "other"):
+                await api.error(SESSION, "bash", command=f"echo x >{path}")
+                await api.error(SESSION, "write", file_path=str(path), content="x")
+        assert {path.name for path in root.rglob("*") if path.is_file()} == {"own", "file"}
 
-    play(scene)
-    assert not outside.exists()
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as root:
+        place.root = Path(root) / "sessions"
+        play(lambda: scene(Path(root)))
 
 
 # ---- the end of a session -----------------------------------------------------------------------
@@ -543,7 +551,7 @@ def test_a_connection_that_is_cancelled_while_it_is_made(place: Place) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await tools["read"].call({"file_path": "x"})
-        await tools["read"].close()  # type: ignore[misc]
+        await tools["read"].close()
         assert links
         for _, writer in links:
             writer.close()
@@ -566,7 +574,7 @@ def test_calls_at_once(place: Place) -> None:
                 await tools["write"].call({"file_path": f"{n}", "content": f"{n}"})
         assert [run.result() for run in runs] == ["0", "1", "2", "3", "4"]
         assert len((await tools["bash"].call({"command": "ls"})).split()) == 5
-        await tools["bash"].close()  # type: ignore[misc]
+        await tools["bash"].close()
         with pytest.raises(Exception, match="has ended"):
             await tools["read"].call({"file_path": "0"})
 
