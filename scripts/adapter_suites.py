@@ -56,8 +56,8 @@ NEEDS_ORDINARY_USER = "test_permission_denied_uses_builtin_error"
 # The reference kills the process group of a command: a job in the background of a session's bash,
 # which has another one, stays.
 NEEDS_DESCENDANTS = "test_a_cancelled_session"
-# Tests of Claude Managed Agents: the reference has no fs/glob, and a process that leaves the group of
-# its command stays.
+# Tests of Claude Managed Agents: the reference has no fs/glob, and a process that leaves the group
+# of its command stays.
 NEEDS_GLOB = (
     "test_every_tool test_much_output_and_large_files test_links_out_of_the_directory "
     "test_commands_that_attack_their_shell test_a_late_command_keeps_its_output "
