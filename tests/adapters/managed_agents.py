@@ -175,6 +175,8 @@ class Api:
             return self._answer_work(found[2], found[3] or "", query)
         if found := re.fullmatch(r"/v1/sessions/([^/]+)(/events)?", path):
             return self._answer_session(found[1], method, body, has_events=bool(found[2]))
+        if path.startswith("/v1/memory_stores/"):
+            return 200, {"data": [], "next_page": None}
         if found := re.fullmatch(r"/v1/skills/(\w+)/versions/\w+", path):
             return 200, self._skill_version(found[1])
         return 404, {"error": {"type": "not_found_error", "message": path}}

@@ -154,6 +154,9 @@ def test_the_shell_keeps_its_state(place: Place) -> None:
             assert "syntax error" in await api.error(SESSION, "bash", command="if then '")
             assert await run("cat <<END\nhere\nEND") == "here"
             assert "no command" in await api.error(SESSION, "bash")
+            late = await api.error(SESSION, "bash", command="echo", timeout_ms=-1)
+            assert "not be negative" in late
+            assert await run("echo next") == "next"
 
     play(scene)
 
@@ -603,9 +606,22 @@ def test_skills_are_copied_before_the_first_call(place: Place) -> None:
 
 def test_memory_stores_are_refused(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """They would be files of the worker's machine, which no tool reaches."""
-    context = AgentToolContext(session_id=SESSION, allowed_roots=[place.workdir])
-    with pytest.raises(ValueError, match="memory_sync_interval=None"):
-        place.tools()(context)
+    api = place.api
+    mount = place.workdir / "mounted"
+    store = {"type": "memory_store", "memory_store_id": "memstore_1", "mount_path": str(mount)}
+
+    async def scene() -> None:
+        api.stopped.clear()
+        api.open_session(SESSION, resources=[store])
+        async with api.working(place.workdir, place.tools(), memory_sync_interval=15.0):
+            await api.wait_stopped(SESSION)
+            text = "memory_sync_interval=None"
+            await asyncio.to_thread(eventually, "it is logged", lambda: text in caplog.text)
+        assert not mount.exists()
+        async with place.session(facts={"resources": [store]}):  # without synchronization
+            assert await api.ok(SESSION, "bash", command="echo runs") == "runs"
+
+    play(scene)
 
 
 # ---- the package's tools ------------------------------------------------------------------------

@@ -150,6 +150,8 @@ class ManagedSession:
     ) -> str:
         if not restart and not command:
             raise ToolError("bash: there is no command")
+        if timeout_ms is not None and timeout_ms < 0:
+            raise ToolError(f"bash: timeout_ms must not be negative: {timeout_ms}")
         async with self._shell_lock:
             if restart:
                 await self._end_shell()
@@ -162,7 +164,7 @@ class ManagedSession:
             if shell.is_over:
                 raise ToolError(f"bash: {_SHELL_OVER}")
             seconds = timeout_ms / 1000 if timeout_ms else package.BASH_DEFAULT_TIMEOUT
-            seconds = min(max(seconds, 0), LONGEST_SECONDS)
+            seconds = min(seconds, LONGEST_SECONDS)
             try:
                 result = await shell.run(command, seconds, self._check_cancelled)
             except BaseException:
