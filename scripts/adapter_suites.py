@@ -149,7 +149,7 @@ _HARBOR = _adapter("harbor", "harbor==0.24.0", 3, "run_harbor")
 _TRIAL = Row("harbor", "harbor==0.24.0", 2, ("run_harbor_trial",))
 _OPENHANDS = _adapter("openhands", "openhands-sdk==1.58.0", 5, "run_openhands")
 _MINI = _adapter("mini-swe-agent", "mini-swe-agent==2.4.6", 6, "run_mini_swe_agent")
-_CLAUDE = _adapter("claude-managed-agents", "anthropic==2.10.0", 35, "run_claude_managed_agents")
+_CLAUDE = _adapter("claude-managed-agents", "anthropic==2.10.0", 36, "run_claude_managed_agents")
 _REX = _adapter("swe-rex", "swe-rex==1.4.0", 7, "run_swe_rex")
 
 # The lower bound of each extra in pyproject.toml is one of these versions; a unit test compares.
@@ -185,7 +185,8 @@ ROWS = (
     _on_reference(_MINI, 6),
     _adapter("mini-swe-agent-2.4", "mini-swe-agent==2.4.0", 6, "run_mini_swe_agent"),
     _CLAUDE,
-    _on_reference(_CLAUDE, 27, NEEDS_GLOB),
+    _on_reference(_CLAUDE, 28, NEEDS_GLOB),
+    _adapter("claude-managed-agents-2.0", "anthropic==2.0.0", 36, "run_claude_managed_agents"),
     _REX,
     _on_reference(_REX, 6, NEEDS_DESCENDANTS),
     Row("jupyter", "ipython==9.18.1 ipykernel==7.4.0 nbclient==0.11.0", 9, ("run_jupyter",)),

@@ -420,6 +420,28 @@ def test_confined(place: Place) -> None:
         play(lambda: scene(Path(root)))
 
 
+def test_another_user(place: Place, ordinary_user: str | None) -> None:
+    """Commands, files, the directory and the skills are those of the user."""
+    api = place.api
+    skill = api.add_skill("mine", {"SKILL.md": "read me"})
+
+    async def scene() -> None:
+        facts = {"agent": {"skills": [skill]}}
+        async with place.session(facts=facts, user=ordinary_user, keep_files=False) as folder:
+            name = await api.ok(SESSION, "bash", command="id -un; touch command")
+            await api.ok(SESSION, "write", file_path="a/file", content="x")
+            assert await api.ok(SESSION, "grep", pattern="x", path="a") == f"{folder}/a/file:1:x"
+            made = [folder, folder / "command", folder / "a/file", folder / "skills/mine/SKILL.md"]
+            assert {path.owner() for path in made} == {name}
+            assert ordinary_user in (None, name)
+        assert not folder.exists()
+
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as root:
+        Path(root).chmod(0o777)
+        place.root = Path(root) / "sessions"
+        play(scene)
+
+
 # ---- the end of a session -----------------------------------------------------------------------
 
 
