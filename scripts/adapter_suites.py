@@ -56,6 +56,15 @@ NEEDS_ORDINARY_USER = "test_permission_denied_uses_builtin_error"
 # The reference kills the process group of a command: a job in the background of a session's bash,
 # which has another one, stays.
 NEEDS_DESCENDANTS = "test_a_cancelled_session"
+# Tests of Claude Managed Agents: the reference has no fs/glob, and a process that leaves the group
+# of its command stays.
+NEEDS_GLOB = (
+    "test_every_tool test_much_output_and_large_files test_links_out_of_the_directory "
+    "test_commands_that_attack_their_shell test_a_late_command_keeps_its_output "
+    "test_a_given_up_session_kills_its_command[lost] "
+    "test_a_given_up_session_kills_its_command[stopping] "
+    "test_a_given_up_session_kills_its_command[cancelled]"
+)
 # The tests of every_adapter.py for which the reference is a server like ours.
 EVERYWHERE = (
     "test_a_target",
@@ -140,6 +149,7 @@ _HARBOR = _adapter("harbor", "harbor==0.24.0", 3, "run_harbor")
 _TRIAL = Row("harbor", "harbor==0.24.0", 2, ("run_harbor_trial",))
 _OPENHANDS = _adapter("openhands", "openhands-sdk==1.58.0", 5, "run_openhands")
 _MINI = _adapter("mini-swe-agent", "mini-swe-agent==2.4.6", 6, "run_mini_swe_agent")
+_CLAUDE = _adapter("claude-managed-agents", "anthropic==2.10.0", 36, "run_claude_managed_agents")
 _REX = _adapter("swe-rex", "swe-rex==1.4.0", 7, "run_swe_rex")
 
 # The lower bound of each extra in pyproject.toml is one of these versions; a unit test compares.
@@ -174,6 +184,9 @@ ROWS = (
     _MINI,
     _on_reference(_MINI, 6),
     _adapter("mini-swe-agent-2.4", "mini-swe-agent==2.4.0", 6, "run_mini_swe_agent"),
+    _CLAUDE,
+    _on_reference(_CLAUDE, 28, NEEDS_GLOB),
+    _adapter("claude-managed-agents-2.0", "anthropic==2.0.0", 36, "run_claude_managed_agents"),
     _REX,
     _on_reference(_REX, 6, NEEDS_DESCENDANTS),
     Row("jupyter", "ipython==9.18.1 ipykernel==7.4.0 nbclient==0.11.0", 9, ("run_jupyter",)),

@@ -184,6 +184,7 @@ def test_the_options_of_connect_are_accepted(driver: DriverModule, tmp_path: Pat
 
 
 EXAMPLES = {
+    "claude_managed_agents": ["Linux", "wrote 6 bytes to greeting.txt", "hello"],
     "deepagents": ["tool: Linux", "ai: It is Linux."],
     "fsspec": ["hello", "['', '/greeting.txt', '/notes']", "False"],
     "harbor": ["0 42"],

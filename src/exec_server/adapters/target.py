@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -114,10 +114,15 @@ def token_of_variable(name: str | None) -> str | None:
     return os.environ[name]
 
 
-def make_environment(target: str | None, options: ConnectOptions) -> Environment:
-    """An environment to open, by default a local server; StartupError for incomplete options."""
+def make_environment(
+    target: str | None, options: ConnectOptions, env: Mapping[str, str] | None = None
+) -> Environment:
+    """An environment to open, by default a local server; StartupError for incomplete options.
+
+    `env` has the variables of a local server, by default those of this process.
+    """
     if _is_local(target, options):
-        return Environment.local()
+        return Environment.local(env=env)
     return connect(target, **options)
 
 

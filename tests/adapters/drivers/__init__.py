@@ -18,6 +18,7 @@ from typing import Any, Protocol, cast
 TOKEN = "EXEC_SERVER_ADAPTER_TOKEN"
 
 NAMES = (
+    "claude_managed_agents",
     "deepagents",
     "fsspec",
     "harbor",

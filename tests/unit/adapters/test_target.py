@@ -16,6 +16,8 @@ from exec_server.client.connect import ConnectOptions, MachineOptions
 from exec_server.errors import StartupError
 
 FRAMEWORKS = {
+    "claude_managed_agents": ("anthropic.lib.tools", "claude-managed-agents"),
+    "claude_managed_agents_files": ("anthropic.lib.tools", "claude-managed-agents"),
     "deepagents": ("deepagents.backends.protocol", "deepagents"),
     "fsspec": ("fsspec.callbacks", "fsspec"),
     "harbor": ("harbor.environments.base", "harbor"),

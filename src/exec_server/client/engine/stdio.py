@@ -61,7 +61,7 @@ class StdioDialer:
         if not argv:
             raise StartupError("no program was given")
         self._argv = list(argv)
-        self._env = _inherited() if env is None else dict(env)
+        self._env = inherited_variables() if env is None else dict(env)
         self._cwd = cwd
         self._on_stderr = on_stderr or self._log_line
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -232,7 +232,7 @@ class ProgramStream(LineStream, asyncio.SubprocessProtocol):
             self.kill()
 
 
-def _inherited() -> dict[str, str]:
+def inherited_variables() -> dict[str, str]:
     """Our environment without the secrets for registries; AWS programs need the AWS variables."""
     ours = {name for name in SECRET_NAMES if not name.startswith("AWS_")}
     return {name: value for name, value in os.environ.items() if name not in ours}
