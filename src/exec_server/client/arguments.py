@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, cast
 
 from exec_server.errors import InvalidParams, RpcError, Unsupported
 from exec_server.protocol.decoding import Params, decode
-from exec_server.protocol.network import NetworkProxy, ProxySettings
+from exec_server.protocol.network import CredentialProvider, NetworkProxy, ProxySettings
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.process import TtySize
 from exec_server.protocol.sandbox import PRESETS, PresetName, Sandbox, preset
@@ -287,7 +287,24 @@ def _network_proxy(members: Mapping[str, Any]) -> NetworkProxy:
         raise InvalidParams('network_proxy must be like {"proxy": {"domains": {"a.b": "allow"}}}')
     _check_members(members, NetworkProxy, "network_proxy")
     _check_members(rules, ProxySettings, "the proxy of network_proxy")
+    providers = rules.get("credentialProviders")
+    for label, provider in providers.items() if isinstance(providers, Mapping) else ():
+        if isinstance(provider, Mapping):
+            _check_values(CredentialProvider, {}, provider, f"credentialProviders.{label}.")
+    _check_values(ProxySettings, PROXY_DEFAULTS, rules, "proxy.")
+    _check_values(NetworkProxy, {"proxy": PROXY_DEFAULTS}, {**members, "proxy": PROXY_DEFAULTS}, "")
     return decode(NetworkProxy, {**members, "proxy": {**PROXY_DEFAULTS, **rules}})
+
+
+def _check_values(
+    kind: type[Params], defaults: Mapping[str, Any], members: Mapping[str, Any], place: str
+) -> None:
+    """Raise InvalidParams for a wrong value, with the name of its member: `decode` names none."""
+    for name, value in members.items():
+        try:
+            decode(kind, {**defaults, name: value})
+        except InvalidParams as error:
+            raise InvalidParams(f"network_proxy: {place}{name}: {error}") from None
 
 
 def _check_members(members: Mapping[str, Any], kind: type[Params], name: str) -> None:

@@ -172,7 +172,14 @@ def test_a_command_is_not_started_without_its_network_rules(
         ("a.b", 'must be like {"proxy"'),
         ({"proxy": {"allowedDomains": ["a.b"]}}, "the proxy of network_proxy has no 'allowedDom"),
         ({"proxy": {}, "timeout": 1}, "network_proxy has no 'timeout', only proxy, "),
-        ({"proxy": {"domains": {"a.b": "block"}}}, "unknown variant `block`"),
+        ({"proxy": {"domains": {"a.b": "block"}}}, "network_proxy: proxy.domains: unknown variant"),
+        ({"proxy": {}, "policyDecisionTimeoutMs": -1}, "network_proxy: policyDecisionTimeoutMs: "),
+        ({"proxy": {"credentialProviders": []}}, "proxy.credentialProviders: invalid type"),
+        ({"proxy": {"credentialProviders": {"a": 1}}}, "proxy.credentialProviders: invalid type"),
+        (
+            {"proxy": {"credentialProviders": {"mine": {"auth": "bearer"}}}},
+            'credentialProviders.mine.auth: invalid type: string "bearer", expected a sequence',
+        ),
     ],
 )
 def test_wrong_network_rules_are_refused(given: Any, message: str) -> None:
