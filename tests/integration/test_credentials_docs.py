@@ -68,7 +68,8 @@ def test_a_github_token(
     double.add_repository("github.com", "/example/demo.git", tmp_path)
     monkeypatch.setenv("GH_TOKEN", _GITHUB)
     _run("A GitHub token that no command holds", server)
-    assert capsys.readouterr().out == '{"login": "octocat"}\nfirst\n\n'
+    _run("A GitHub token that no command holds", server)  # replaces its clone
+    assert capsys.readouterr().out == '{"login": "octocat"}\nfirst\n\n' * 2
     assert {secret for _, _, secret in double.requests} == {_GITHUB, ""}  # git asks without first
     config = (tmp_path / "workspace" / "demo" / ".git" / "config").read_text()
     assert "ghp_masked" in config
@@ -111,3 +112,18 @@ def test_questions_about_hosts(
         "allow tracker.example.net:443? [y/N] ",
     ]
     assert {host for host, _, _ in double.requests} == {"files.example.org"}
+
+
+def test_a_question_that_nobody_answers(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def answer(question: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr(builtins, "input", answer)
+    _run("A program that is asked about new hosts", server)
+    shown = capfd.readouterr()
+    assert shown.out == (
+        "https://files.example.org/data refused\nhttps://tracker.example.net/ refused\n"
+    )
+    assert "Traceback" not in shown.err

@@ -354,7 +354,7 @@ def reference_binary() -> Path | None:
     if named := os.environ.get("EXEC_SERVER_REFERENCE"):
         return Path(named)
     pattern = "node_modules/@openai/codex-*/vendor/*/bin/codex"
-    return next(iter(sorted(_reference_cache().glob(pattern))), None)
+    return next(iter(sorted(reference_cache().glob(pattern))), None)
 
 
 @functools.cache
@@ -367,7 +367,8 @@ def reference_version() -> tuple[int, ...]:
     return tuple(int(part) for part in told.split()[-1].partition("-")[0].split("."))
 
 
-def _reference_cache() -> Path:
+def reference_cache() -> Path:
+    """The folder into which `make reference` installs."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "exec-server-reference"
 
@@ -388,7 +389,7 @@ def server_environment(kind: str, extra: Mapping[str, str | None] | None = None)
     kept = ("PATH", "HOME", "LANG", "COVERAGE_PROCESS_CONFIG")
     environment: dict[str, str | None] = {n: os.environ[n] for n in kept if n in os.environ}
     if kind == "reference":
-        home = _reference_cache() / "codex-home"
+        home = reference_cache() / "codex-home"
         home.mkdir(parents=True, exist_ok=True)
         environment["CODEX_HOME"] = str(home)
     elif importlib.util.find_spec("exec_server") is None or "PYTHONPATH" in os.environ:

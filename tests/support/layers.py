@@ -180,6 +180,7 @@ LAYERS = [
         (
             *("errors", "urls", "protocol", "relay", "patching", "line patterns", "stream"),
             *("net", "registry", "handle", "local server", "portable"),
+            "network policy",  # tells whether patterns match the secrets of a start
         ),
     ),
     Layer(

@@ -35,6 +35,7 @@ from tests.support.client import (
     RpcFailure,
     WebSocketLink,
     descendants,
+    reference_cache,
     server_environment,
     survivors,
 )
@@ -55,7 +56,11 @@ def cache() -> Path:
 def older_binary(version: str) -> Path | None:
     """The program of a version, None if that is not installed."""
     pattern = "node_modules/@openai/codex*/vendor/*/*/codex"
-    return next(iter(sorted((cache() / version).glob(pattern))), None)
+    found = sorted((cache() / version).glob(pattern))
+    manifest = reference_cache() / "node_modules/@openai/codex/package.json"
+    if not found and manifest.exists() and json.loads(manifest.read_text())["version"] == version:
+        found = sorted(reference_cache().glob(pattern))
+    return next(iter(found), None)
 
 
 def installed_versions() -> list[str]:

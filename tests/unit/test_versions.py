@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.older_servers import older_binary
 from tests.versions import client_sessions, installed, server_checks
 from tests.versions.matrix import Row, reasons, table
 
@@ -49,6 +50,21 @@ def test_sessions_and_checks_have_names_of_their_own() -> None:
     assert len(set(client_sessions.NAMES)) == ALL
     assert len(set(server_checks.NAMES)) == len(server_checks.NAMES)
     assert set(installed.FEW) <= {*installed.GENERATIONS}
+
+
+def test_the_reference_is_not_installed_a_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert older_binary("0.1.0") is None
+    packages = tmp_path / "exec-server-reference" / "node_modules" / "@openai"
+    program = packages / "codex-linux" / "vendor" / "linux" / "bin" / "codex"
+    for folder in (packages / "codex", program.parent):
+        folder.mkdir(parents=True)
+    (packages / "codex" / "package.json").write_text('{"version": "0.1.0"}')
+    program.touch()
+    assert older_binary("0.1.0") == program
+    assert older_binary("0.2.0") is None
 
 
 def test_document_has_the_matrix_of_all_generations_without_a_fault() -> None:

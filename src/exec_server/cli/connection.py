@@ -274,7 +274,10 @@ def _hint(error: ConnectFailed, target: Target) -> str:
         return _certificate_hint(text, target)
     if is_unix:
         return _unix_hint(text)
-    if any(words in text for words in ("speak tls", "speaks tls", "connection ended")):
+    is_ended = "stream reset" in text or "connection ended" in text
+    if target.registry is not None and is_ended:
+        return "\nThe log of the executor has the reason."
+    if is_ended or "speak tls" in text or "speaks tls" in text:
         return "\nCheck the URL: ws:// is for servers without TLS, wss:// for servers with TLS."
     if "refused" in text:
         return "\nCheck that the server is running and the port is right: it prints its URL."

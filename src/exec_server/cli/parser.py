@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from typing import Any, Final, NoReturn
 
 from exec_server.cli.errors import EXIT_USAGE
@@ -26,6 +27,9 @@ paths:
   ws://HOST:PORT:/PATH              on any other target; the path begins with / or ~
   A relative path starts at the server's working directory, ~ is the home of its user.
 """
+
+# Tokens of this registry, GitHub and OpenAI, and JWTs.
+_TOKEN: Final = re.compile(r"\b(esr_|gh[a-z]_|github_pat_|sk-|eyJ)[\w.-]{16,}")
 
 # argparse looks for translations of its own texts, for which it imports `locale` and searches the
 # disk. Python comes with none.
@@ -71,7 +75,8 @@ class ArgumentParser(argparse.ArgumentParser):
         return self.parse_args(words)
 
     def error(self, message: str) -> NoReturn:
-        text = f"Error: {message}\n\nFor more information, try '{self.help_command()}'.\n"
+        shown = _TOKEN.sub(r"\1…", message)  # logs of a job would keep one in a wrong place
+        text = f"Error: {shown}\n\nFor more information, try '{self.help_command()}'.\n"
         self.exit(self.usage_exit_code, text)
 
 

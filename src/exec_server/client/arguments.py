@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any, Final, TypeVar, cast
 
 from exec_server.errors import InvalidParams, RpcError, Unsupported
 from exec_server.protocol.decoding import Params, decode
-from exec_server.protocol.network import NetworkProxy, ProxySettings
+from exec_server.protocol.network import CredentialProvider, NetworkProxy, ProxySettings
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.process import TtySize
 from exec_server.protocol.sandbox import PRESETS, PresetName, Sandbox, preset
@@ -230,9 +231,12 @@ def sandbox_object(
 
 
 def network_proxy_object(
-    value: AnyNetworkProxy | None, capabilities: Capabilities
+    value: AnyNetworkProxy | None, capabilities: Capabilities, env: Mapping[str, str]
 ) -> NetworkProxy | None:
-    """The `networkProxy` of a start; raises InvalidParams, Unsupported for rules without effect."""
+    """The `networkProxy` of a start; raises InvalidParams, Unsupported for rules without effect.
+
+    A server starts the command with the secrets of `env` that no rule masks.
+    """
     if value is None:
         return None
     launch = value if isinstance(value, NetworkProxy) else _network_proxy(value)
@@ -247,7 +251,34 @@ def network_proxy_object(
     for capability, is_missing in missing.items():
         if is_missing:
             raise Unsupported(capability, "it would run the command without these rules")
+    if rules.credential_providers:
+        _check_masking(rules, env)
     return launch
+
+
+def _check_masking(rules: ProxySettings, env: Mapping[str, str]) -> None:
+    """Raise InvalidParams if the command would get a secret of a credential provider.
+
+    Raises Unsupported where patterns cannot be matched.
+    """
+    if not rules.credential_masking:
+        raise InvalidParams('credentialProviders need "credentialMasking": True beside them')
+    try:
+        import regex  # noqa: F401  # the patterns of providers are in its dialect
+    except ImportError:
+        raise Unsupported(
+            "credentialMaskingCustomProviders", "install the package regex, which checks patterns"
+        ) from None
+    from exec_server.proxy.credentials import CredentialMask, SearchTime, custom_providers
+
+    providers = custom_providers(rules.credential_providers)
+    search_time = SearchTime(time.thread_time)
+    for name in CredentialMask(env, b"", search_time, providers).unmasked:
+        raise InvalidParams(
+            f"no pattern of a credential provider matches the value of {name} in env, so the "
+            "command would get it unmasked: change the pattern, or leave the variable out of env "
+            "of the provider"
+        )
 
 
 def _network_proxy(members: Mapping[str, Any]) -> NetworkProxy:
@@ -256,7 +287,24 @@ def _network_proxy(members: Mapping[str, Any]) -> NetworkProxy:
         raise InvalidParams('network_proxy must be like {"proxy": {"domains": {"a.b": "allow"}}}')
     _check_members(members, NetworkProxy, "network_proxy")
     _check_members(rules, ProxySettings, "the proxy of network_proxy")
+    providers = rules.get("credentialProviders")
+    for label, provider in providers.items() if isinstance(providers, Mapping) else ():
+        if isinstance(provider, Mapping):
+            _check_values(CredentialProvider, {}, provider, f"credentialProviders.{label}.")
+    _check_values(ProxySettings, PROXY_DEFAULTS, rules, "proxy.")
+    _check_values(NetworkProxy, {"proxy": PROXY_DEFAULTS}, {**members, "proxy": PROXY_DEFAULTS}, "")
     return decode(NetworkProxy, {**members, "proxy": {**PROXY_DEFAULTS, **rules}})
+
+
+def _check_values(
+    kind: type[Params], defaults: Mapping[str, Any], members: Mapping[str, Any], place: str
+) -> None:
+    """Raise InvalidParams for a wrong value, with the name of its member: `decode` names none."""
+    for name, value in members.items():
+        try:
+            decode(kind, {**defaults, name: value})
+        except InvalidParams as error:
+            raise InvalidParams(f"network_proxy: {place}{name}: {error}") from None
 
 
 def _check_members(members: Mapping[str, Any], kind: type[Params], name: str) -> None:
@@ -273,14 +321,14 @@ def check_bytes(data: object, advice: str) -> None:
         raise TypeError(f"data must be bytes, not {type(data).__name__}: {advice}")
 
 
-def seconds_of(time: float | datetime | None, name: str) -> float | None:
+def seconds_of(moment: float | datetime | None, name: str) -> float | None:
     """A time in seconds since 1970; raises TypeError if it is none."""
-    if isinstance(time, datetime):
-        return time.timestamp()
-    if time is not None and not isinstance(time, int | float):
-        kind = type(time).__name__
+    if isinstance(moment, datetime):
+        return moment.timestamp()
+    if moment is not None and not isinstance(moment, int | float):
+        kind = type(moment).__name__
         raise TypeError(f"{name} must be a number of seconds or a datetime, not {kind}")
-    return time
+    return moment
 
 
 def path_list(values: Iterable[T], name: str) -> list[T]:

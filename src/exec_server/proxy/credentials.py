@@ -535,6 +535,10 @@ class CredentialMask:
                 label = name if name in provider.variables else provider.variables[0]
                 self._labels.add((label, dummy))
                 self._holders.add((name, value))
+        holders = {name for name, _ in self._holders}
+        named = {name for each in custom for name in each.variables if env.get(name, "").strip()}
+        # The variables that a client's provider names, and in which no secret was found.
+        self.unmasked = sorted(named - holders)
 
     def _new_dummy(
         self, value: str, provider: Provider, env: Mapping[str, str], search_time: SearchTime

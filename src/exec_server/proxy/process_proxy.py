@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import h11
 
+from exec_server.errors import printable
 from exec_server.protocol.network import NetworkProxy, ProxySettings
 from exec_server.proxy import http_messages as messages
 from exec_server.proxy.certificate_file import VerifiedFile
@@ -74,6 +75,8 @@ ACCEPT_RETRY_SECONDS: Final = 1.0
 # socket with unread bytes resets the connection.
 LINGER_BYTES: Final = 262_144
 LINGER_SECONDS = 1.0
+# Variables that one line of the log names; a client's providers may list a thousand.
+LOGGED_NAMES: Final = 8
 
 _Handler = Callable[[Stream, str], Awaitable[None]]
 
@@ -326,6 +329,7 @@ class ProcessProxy(Listeners):
         super().__init__(resources)
         check(launch, process_id)
         policy = NetworkPolicy(launch)
+        self._process_id = process_id
         self._settings = launch.proxy
         self._is_limited = policy.is_limited
         self._decider = Decider(process_id, policy, controller, resources.resolve)
@@ -339,15 +343,26 @@ class ProcessProxy(Listeners):
     def mask(self, env: Mapping[str, str]) -> dict[str, str]:
         """The process environment, masked if asked for; raises InvalidParams. In a thread."""
         if not self._settings.credential_masking:
+            if self._settings.credential_providers:
+                self._log_exposure("credentialProviders without credentialMasking mask nothing")
             return dict(env)
         providers = custom_providers(self._settings.credential_providers)
         search_time = SearchTime(time.thread_time)
         mask = CredentialMask(env, self._resources.mask_key, search_time, providers)
+        if mask.unmasked:
+            # The reference starts it silently: Codex may list variables that hold no secret now.
+            names = ", ".join(mask.unmasked[:LOGGED_NAMES])
+            self._log_exposure(
+                f"no pattern of a credential provider matches {names}, so it is not masked"
+            )
         self._interceptor = Interceptor(
             mask, self._resources, self._upstream, is_limited=self._is_limited
         )
         self.certificates = self._resources.authority().file.verified()
         return mask.masked(env) | dict.fromkeys(CERTIFICATE_VARIABLES, self.certificates.path)
+
+    def _log_exposure(self, text: str) -> None:
+        log.error("process %s: %s", printable(self._process_id), text)
 
     def listen(self) -> dict[str, str]:
         """Bind free ports of this machine; returns the variables of the process. In a thread."""

@@ -282,6 +282,7 @@ class Registry:
             )
         self._credential = credential
         self._http = http
+        self._failure = ""  # why the last validation had no response
 
     @property
     def environment_id(self) -> str:
@@ -370,8 +371,11 @@ class Registry:
                 return Verdict.INVALID
             response = decode_body(exchange.response.body, ValidationResponse)
         except (HttpFailed, RegistryError) as error:
-            log.warning("client refused: %s", error)
+            # An error at first: clients see a reset only. Each of their attempts repeats it.
+            is_repeated, self._failure = str(error) == self._failure, str(error)
+            log.log(logging.WARNING if is_repeated else logging.ERROR, "client refused: %s", error)
             return Verdict.INVALID
+        self._failure = ""
         if response.valid:
             return Verdict.VALID
         log.warning("client refused by the registry")

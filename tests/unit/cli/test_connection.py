@@ -37,6 +37,7 @@ _WEBSOCKET = Target(label="build", url="ws://h:1")
 _WITH_TOKEN = Target(label="build", url="wss://h", access=AccessOptions(token="t"))
 _PINNED = Target(label="build", url="wss://h", access=AccessOptions(pin=("ab" * 32,)))
 _UNIX = Target(label="unix:/s", url="unix:/s")
+_RELAY = Target(label="build", registry="https://r", environment_id="e")
 _STDIO = Target(label="stdio:x", argv=("x",))
 
 
@@ -54,6 +55,13 @@ _STDIO = Target(label="stdio:x", argv=("x",))
         (CertificateRejected("IP mismatch"), _WEBSOCKET, "IP mismatch\n", "a name of the cert"),
         (CertificateRejected("not pinned"), _PINNED, "not pinned\n", "new fingerprint"),
         (ConnectFailed("connection ended"), _WEBSOCKET, "connection ended\n", "wss:// for"),
+        (ConnectFailed("connection ended during x"), _RELAY, "connection ended d", "the executor"),
+        (
+            ConnectFailed("relay stream reset"),
+            _RELAY,
+            "relay stream reset\n",
+            "log of the executor",
+        ),
         (ConnectFailed("does not speak TLS"), _WEBSOCKET, "does not speak TLS\n", "ws:// is for"),
         (ConnectFailed("No such file (os error 2)"), _UNIX, "No such file\n", "is running"),
         (ConnectFailed("Permission denied"), _UNIX, "Permission denied\n", "user of the server"),

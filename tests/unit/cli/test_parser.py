@@ -44,6 +44,19 @@ def test_errors_have_the_format_of_the_reference(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == text
 
 
+def test_errors_show_no_token(capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = [f"{kind}Ab3dEf6hIj9l-Ab3dEf6" for kind in ("esr_", "ghp_", "sk-", "eyJ")]
+    with pytest.raises(SystemExit):
+        ArgumentParser("x").parse_words(
+            [*tokens, f"--token={tokens[0]}", "task-ab3def6hij9lab3def6"]
+        )
+    [line, *_] = capsys.readouterr().err.splitlines()
+    assert line == (
+        "Error: unrecognized arguments: esr_… ghp_… sk-… eyJ… --token=esr_… "
+        "task-ab3def6hij9lab3def6"
+    )
+
+
 def test_types_of_values() -> None:
     assert (positive_number("1"), positive_seconds("0.5")) == (1, 0.5)
     for wrong in ("0", "-1", "x"):

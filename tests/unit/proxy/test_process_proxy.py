@@ -276,3 +276,34 @@ def test_associations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ASSOCIATIONS", 2)
     monkeypatch.setattr(module, "UdpAssociation", FakeAssociation)
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("masking", "value", "logged"),
+    [
+        (True, "tok_abcdefghi", None),
+        (True, "", None),
+        (True, "tok_short", "no pattern of a credential provider matches TOKEN, so it is not mask"),
+        (False, "tok_abcdefghi", "credentialProviders without credentialMasking mask nothing"),
+    ],
+)
+def test_an_unmasked_secret_is_logged(
+    caplog: pytest.LogCaptureFixture, masking: bool, value: str, logged: str | None
+) -> None:
+    """By choice no refusal: Codex may list variables that hold no secret at the moment."""
+    provider = {"env": ["TOKEN"], "patterns": ["tok_[a-z]{9}"], "url_prefixes": ["https://a.b/"]}
+    rules = launch(credentialMasking=masking, credentialProviders={"mine": provider})
+
+    async def scenario() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            resources = ProxyResources(GuardedTasks(tasks), cast(ThreadPool, None), {})
+            env = ProcessProxy(rules, "p\n", _Nobody(), resources).mask({"TOKEN": value})
+            assert (env["TOKEN"] == value) == (value != "tok_abcdefghi" or not masking)
+            resources.close()
+
+    asyncio.run(scenario())
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == (logged is not None)
+    for text in texts:
+        assert text.startswith(f"process p\\n: {logged}")
+        assert "tok_" not in text

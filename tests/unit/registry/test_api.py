@@ -495,6 +495,23 @@ def test_expired_credential_means_no_without_asking() -> None:
     assert not server.requests
 
 
+def test_a_reason_is_an_error_once(caplog: pytest.LogCaptureFixture) -> None:
+    credential = _Rotating()
+
+    async def validate_often(registry: Registry) -> None:
+        for expired in (True, True, False, True):
+            credential.expired = expired
+            await registry.validate("reg-1", _KEY, "authz", _UUID)
+
+    _ask(validate_often, answer(200, {"valid": True}), credential=credential)
+    text = "client refused: unsigned: expired"
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("ERROR", text),
+        ("WARNING", text),
+        ("ERROR", text),
+    ]
+
+
 # ---- a credential that can be renewed ---------------------------------------------------
 
 

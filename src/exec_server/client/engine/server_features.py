@@ -350,17 +350,18 @@ class StartParamsBuilder:
         if size is not None and not tty:
             raise TypeError("size is the size of a terminal: it needs tty=True")
         capabilities = self._features.capabilities
+        variables = self._defaults(tty=tty, clean_env=clean_env) | environment_dict(env)
         params = StartParams(
             process_id=ProcessId(""),
             argv=argv,
             cwd=self._paths.uri(self._paths.cwd if cwd is None else cwd, "cwd"),
             env_policy=None if clean_env else INHERIT_ALL,
-            env=self._defaults(tty=tty, clean_env=clean_env) | environment_dict(env),
+            env=variables,
             tty=tty,
             pipe_stdin=data is not None or (stdin and not tty),
             sandbox=self._features.command_sandbox(sandbox_object(sandbox, self._paths, cwd)),
             enforce_managed_network=network_proxy is not None and sandbox is not None,
-            network_proxy=network_proxy_object(network_proxy, capabilities),
+            network_proxy=network_proxy_object(network_proxy, capabilities, variables),
             tty_size=None if size is None else tty_size(size),
             report_pid=capabilities.process_pid,
             merge_stderr=merge_stderr and not tty,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.support.network import launch
 
 from exec_server.client.arguments import PathResolver, argv_list, sandbox_object
@@ -170,12 +172,59 @@ def test_a_command_is_not_started_without_its_network_rules(
         ("a.b", 'must be like {"proxy"'),
         ({"proxy": {"allowedDomains": ["a.b"]}}, "the proxy of network_proxy has no 'allowedDom"),
         ({"proxy": {}, "timeout": 1}, "network_proxy has no 'timeout', only proxy, "),
-        ({"proxy": {"domains": {"a.b": "block"}}}, "unknown variant `block`"),
+        ({"proxy": {"domains": {"a.b": "block"}}}, "network_proxy: proxy.domains: unknown variant"),
+        ({"proxy": {}, "policyDecisionTimeoutMs": -1}, "network_proxy: policyDecisionTimeoutMs: "),
+        ({"proxy": {"credentialProviders": []}}, "proxy.credentialProviders: invalid type"),
+        ({"proxy": {"credentialProviders": {"a": 1}}}, "proxy.credentialProviders: invalid type"),
+        (
+            {"proxy": {"credentialProviders": {"mine": {"auth": "bearer"}}}},
+            'credentialProviders.mine.auth: invalid type: string "bearer", expected a sequence',
+        ),
     ],
 )
 def test_wrong_network_rules_are_refused(given: Any, message: str) -> None:
     with pytest.raises(InvalidParams, match=message):
         build(PROXIES, network_proxy=given)
+
+
+MASKING = replace(PROXIES, credential_masking=True, credential_masking_custom_providers=True)
+PROVIDER = {
+    "env": ["TOKEN", "OTHER"],
+    "patterns": ["tok_[a-z]{9,}"],
+    "url_prefixes": ["https://a.b/"],
+}
+
+
+def _masked(env: dict[str, str], *, masking: bool = True, **members: Any) -> StartParams:
+    rules = {"credentialMasking": masking, "credentialProviders": {"mine": PROVIDER | members}}
+    return build(MASKING, env=env, network_proxy={"proxy": rules})
+
+
+@pytest.mark.parametrize("value", ["tok_abcdefghi", "a b:tok_abcdefghi@c", "", " "])
+def test_the_secrets_of_a_credential_provider_are_masked(value: str) -> None:
+    params = _masked({"TOKEN": value, "FURTHER": "text"})
+    assert params.env["TOKEN"] == value
+    assert params.network_proxy is not None
+    assert params.network_proxy.proxy.credential_masking
+
+
+def test_a_secret_that_no_pattern_matches_is_not_sent() -> None:
+    with pytest.raises(InvalidParams, match="matches the value of OTHER in env, so the comm") as e:
+        _masked({"TOKEN": "tok_abcdefghi", "OTHER": "tok_short"})
+    assert "tok_" not in str(e.value)
+
+
+def test_a_credential_provider_without_effect_is_refused() -> None:
+    with pytest.raises(InvalidParams, match='need "credentialMasking": True'):
+        _masked({}, masking=False)
+    with pytest.raises(InvalidParams, match="credential provider `mine` has no credential pat"):
+        _masked({}, patterns=[])
+
+
+def test_patterns_that_cannot_be_matched_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "regex", None)
+    with pytest.raises(Unsupported, match="install the package regex"):
+        _masked({"TOKEN": "tok_abcdefghi"})
 
 
 @pytest.mark.parametrize("size", [(0, 1), (1, 65_536), (1,), "80x24", (1.0, 2)])
