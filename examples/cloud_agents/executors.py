@@ -18,7 +18,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import exec_server
@@ -131,7 +131,7 @@ class Launcher:
     """How executors are started: the container program, the key, and what all sessions may read."""
 
     bwrap: str
-    key: str
+    key: str = field(repr=False)
     readable: Sequence[str] = ()
 
     def argv(self, place: Place, connection: Connection) -> list[str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 import h11
 from executors import ID, Launcher
 from openai import AsyncOpenAI, InvalidWebhookSignatureError, OpenAIError
+from questions import CONFIRM_SECONDS, Questions
 from sessions import CHECK_SECONDS, IDLE_SECONDS, Sessions
 
 log = logging.getLogger("cloud-agents")
@@ -93,8 +94,8 @@ class Service:
             action = getattr(data, "required_action", None)
             if getattr(action, "type", "") == "environment_connection":
                 return 200 if self._sessions.connect(name) else 503
-        if kind == "agent.environment.expired":
-            self._sessions.expire(name)
+        if kind in ("agent.environment.expired", "agent.environment.failed"):
+            self._sessions.check_environment(name)
         else:
             self._sessions.check(name)
         return 200
@@ -156,6 +157,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--allow-root", action="store_true", help="agents read what root reads")
     parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)
     parser.add_argument("--check-seconds", type=float, default=CHECK_SECONDS)
+    parser.add_argument("--confirm-seconds", type=float, default=CONFIRM_SECONDS)
     options = parser.parse_args()
     if options.bwrap is None:
         parser.error("bubblewrap is not installed; executors would not be confined")
@@ -187,10 +189,10 @@ async def main() -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     launcher = Launcher(options.bwrap, os.environ["OPENAI_EXECUTOR_API_KEY"], options.read_only)
     async with AsyncOpenAI(timeout=API_SECONDS) as api, asyncio.TaskGroup() as group:
-        # With a wrong URL or key all sessions would seem to be deleted, and their files go.
+        # With a wrong URL or key all sessions would seem to be deleted.
         await api.beta.agents.sessions.list(limit=1)
         sessions = Sessions(
-            api.beta.agents.sessions.retrieve,
+            Questions(api.beta.agents, options.confirm_seconds),
             launcher,
             options.folder.resolve(),
             executors=options.executors,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -18,14 +17,13 @@ import openai
 from executors import Connection, Executor, Launcher, Place, Unusable
 from openai.types.beta.agent_session import AgentSession
 from openai.types.beta.environment import EnvironmentResourceSelfHosted
+from questions import Deleted, Questions
 
 log = logging.getLogger("cloud-agents")
 
 # Sessions that have files on this machine. Events of further ones are answered with 503, and the
 # API sends them again.
 MAX_SESSIONS = 500
-# Questions to the API at a time.
-QUESTIONS = 8
 # How often the API is asked about a session with an executor, and about the others, without an
 # event: no webhook announces a deletion.
 CHECK_SECONDS = 60.0
@@ -55,7 +53,7 @@ class Session:
     place: Place
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     connection: Connection | None = None
-    has_expired: bool = False
+    may_have_expired: bool = False  # the API has announced something about its environment
     is_active: bool = False  # it has a task
 
 
@@ -64,7 +62,7 @@ class Sessions:
 
     def __init__(
         self,
-        retrieve: Callable[[str], Awaitable[AgentSession]],
+        questions: Questions,
         launcher: Launcher,
         root: Path,
         *,
@@ -72,12 +70,11 @@ class Sessions:
         idle: float = IDLE_SECONDS,
         check: float = CHECK_SECONDS,
     ) -> None:
-        self._retrieve = retrieve
+        self._questions = questions
         self._launcher = launcher
         self._root = root
         self._idle, self._check = idle, check
         self._slots = asyncio.Semaphore(executors)
-        self._questions = asyncio.Semaphore(QUESTIONS)
         self._known = {place.session_id: Session(place) for place in Place.recorded(root)}
         self._tasks = asyncio.TaskGroup()
         self.is_running = asyncio.Event()
@@ -124,12 +121,12 @@ class Sessions:
             session.is_active = True
             self._tasks.create_task(self._attend(session))
 
-    def expire(self, environment_id: str) -> None:
-        """End the session whose environment has expired."""
+    def check_environment(self, environment_id: str) -> None:
+        """Ask the API about an environment, if it is one of this machine."""
         for session in self._known.values():
             connection = session.connection
             if connection is not None and connection.environment_id == environment_id:
-                session.has_expired = True
+                session.may_have_expired = True
                 self.check(session.place.session_id)
 
     # ---- the task of a session ------------------------------------------------------------
@@ -213,12 +210,11 @@ class Sessions:
     async def _ask(self, session: Session) -> Need | None:
         """Ask the API what a session needs; None if it does not say."""
         session.woken.clear()
-        if session.has_expired:
-            return Need.REMOVAL
         try:
-            async with self._questions:
-                now = await self._retrieve(session.place.session_id)
-        except openai.NotFoundError:
+            if session.may_have_expired and await self._has_expired(session):
+                return Need.REMOVAL
+            now = await self._questions.session(session.place.session_id)
+        except Deleted:
             return Need.REMOVAL
         except (openai.OpenAIError, ValueError) as error:  # the latter for an answer without JSON
             log.warning("%s: the API does not answer: %s", session.place.session_id, error)
@@ -229,11 +225,22 @@ class Sessions:
             log.warning("%s: the API's answer is no session", session.place.session_id)
             return None
 
+    async def _has_expired(self, session: Session) -> bool:
+        """Ask the API about an environment; the next question repeats that, unless it lives."""
+        assert session.connection is not None
+        session.may_have_expired = False  # another event may come meanwhile
+        has_expired = True
+        try:
+            has_expired = await self._questions.has_expired(session.connection.environment_id)
+        finally:
+            session.may_have_expired |= has_expired
+        return has_expired
+
     async def _forget(self, session: Session) -> None:
         """Remove the files of a session that has ended."""
         await session.place.remove()
         log.info("%s: removed", session.place.session_id)
-        session.has_expired = False
+        session.may_have_expired = False
         if not session.woken.is_set():  # no event has come meanwhile
             del self._known[session.place.session_id]
 

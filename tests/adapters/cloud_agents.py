@@ -25,10 +25,14 @@ from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from openai.types.beta.agent_session import AgentSession
 from openai.types.webhooks.agent_environment_expired_webhook_event import (
     AgentEnvironmentExpiredWebhookEvent,
+)
+from openai.types.webhooks.agent_environment_failed_webhook_event import (
+    AgentEnvironmentFailedWebhookEvent,
 )
 from openai.types.webhooks.agent_session_action_required_webhook_event import (
     AgentSessionActionRequiredWebhookEvent,
@@ -42,6 +46,7 @@ from tests.support.server_internals import eventually
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/cloud_agents"
 APPLICATION_KEY, EXECUTOR_KEY = "the-applications-key", "the-executors-key"
 WORKSPACE = "/workspace"
+PAGE = 20
 _AGENT = {
     "id": "agent_1",
     "model": "scripted",
@@ -73,6 +78,10 @@ class Api:
         self.questions: list[str] = []
         self.is_away = False
         self.nonsense: bytes | None = None  # instead of a session
+        self.is_misrouted = False  # 404 for everything
+        self.missing: set[str] = set()  # sessions that are listed, but not found
+        self.listed: bytes | None = None  # instead of the list
+        self.states: dict[str, str] = {}  # of environments that are not connected
         self.url = ""
         self.secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
         self._numbers = itertools.count(1)
@@ -124,6 +133,10 @@ class Api:
         kind = "agent.environment.expired"
         return self._event(AgentEnvironmentExpiredWebhookEvent, kind, {"id": environment_id})
 
+    def environment_failed_event(self, environment_id: str) -> bytes:
+        kind = "agent.environment.failed"
+        return self._event(AgentEnvironmentFailedWebhookEvent, kind, {"id": environment_id})
+
     def _event(self, model: Any, kind: str, data: Mapping[str, Any]) -> bytes:
         facts = {"id": f"evt_{next(self._numbers)}", "object": "event", "created_at": 1}
         event = model.model_validate({**facts, "type": kind, "data": data})
@@ -138,6 +151,43 @@ class Api:
         signature = f"v1,{base64.b64encode(mac).decode()}"
         return {"webhook-id": name, "webhook-timestamp": stamp, "webhook-signature": signature}
 
+    # ---- questions ------------------------------------------------------------------------
+
+    def answer(self, path: str) -> tuple[int, bytes]:
+        """Status and body of the answer to a question."""
+        kind, _, name = path.removeprefix("/v1/agents/").partition("/")
+        self.questions.append(name or path)
+        if self.is_away:
+            return 503, b"{}"
+        if self.is_misrouted:
+            return 404, b"<html>"
+        if kind.startswith("sessions?"):
+            return 200, self._page(path) if self.listed is None else self.listed
+        if kind == "environments":
+            return self._environment(name)
+        if self.nonsense is not None:
+            return 200, self.nonsense
+        session = None if name in self.missing else self.sessions.get(name)
+        if session is None:
+            return 404, b'{"error": {"message": "no such session"}}'
+        return 200, session.model_dump_json(by_alias=True).encode()
+
+    def _page(self, path: str) -> bytes:
+        """A page of the list, smaller than the service wants."""
+        query = dict(parse_qsl(urlsplit(path).query))
+        names = list(self.sessions)
+        first = names.index(query["after"]) + 1 if "after" in query else 0
+        shown, left = names[first : first + PAGE], len(names) - first - PAGE
+        data = [self.sessions[name].model_dump(by_alias=True) for name in shown]
+        return as_json({"object": "list", "data": data, "has_more": left > 0})
+
+    def _environment(self, name: str) -> tuple[int, bytes]:
+        if name.removeprefix("env-") not in self.sessions or self.states.get(name) == "missing":
+            return 404, b'{"error": {"message": "no such environment"}}'
+        state = self.states.get(name, "connected")
+        facts = {"id": name, "object": "agent.environment", "status": state, "type": "self_hosted"}
+        return 200, as_json({**facts, "files": [], "plugins": [], "skills": []})
+
 
 @contextlib.contextmanager
 def start_api() -> Iterator[Api]:
@@ -147,19 +197,7 @@ def start_api() -> Iterator[Api]:
         def do_GET(self) -> None:
             assert self.headers["authorization"] == f"Bearer {APPLICATION_KEY}"
             assert self.headers["openai-beta"] == "agents=v1"
-            name = self.path.removeprefix("/v1/agents/sessions/")
-            api.questions.append(name)
-            session = api.sessions.get(name)
-            if api.is_away:
-                self._reply(503, b"{}")
-            elif self.path == "/v1/agents/sessions?limit=1":
-                self._reply(200, b'{"object": "list", "data": [], "has_more": false}')
-            elif api.nonsense is not None:
-                self._reply(200, api.nonsense)
-            elif session is None:
-                self._reply(404, b'{"error": {"message": "no such session"}}')
-            else:
-                self._reply(200, session.model_dump_json(by_alias=True).encode())
+            self._reply(*api.answer(self.path))
 
         def _reply(self, status: int, body: bytes) -> None:
             self.send_response(status)

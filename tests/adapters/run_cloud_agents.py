@@ -7,17 +7,21 @@ tests share one service, because the import of `openai` takes seconds.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.adapters.cloud_agents import (
+    EXAMPLE,
     EXECUTOR_KEY,
+    PAGE,
     Api,
     Container,
     Service,
@@ -31,7 +35,7 @@ from tests.support.server_internals import eventually
 URL = "https://api.openai.com/v1/agents/api?region=eu&x=%2F"
 _HEAD = b"POST /webhook HTTP/1.1\r\nhost: a\r\n"
 # Nothing here happens by the clock, if an event does not cause it.
-CALM = ("--idle-seconds", "3600", "--check-seconds", "3600")
+CALM = ("--idle-seconds", "3600", "--check-seconds", "3600", "--confirm-seconds", "0.05")
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +141,7 @@ def test_idle_and_deleted_sessions_lose_their_executors(api: Api, tmp_path: Path
     container = Container(tmp_path)
     session = api.open_session("sess_1", URL)
     api.open_session("sess_2", URL)
-    flags = ("--idle-seconds", "0", "--check-seconds", "0.05")
+    flags = ("--idle-seconds", "0", "--check-seconds", "0.05", "--confirm-seconds", "0.05")
     with start_service(api, tmp_path / "sessions", container.program, *flags) as service:
         service.send(api.connection_event("sess_1"))
         service.send(api.connection_event("sess_2"))
@@ -163,24 +167,32 @@ def test_an_expired_environment_ends_its_session(
     service.send(api.connection_event("sess_expired"))
     container.wait_started(1, "sess_expired")
     assert service.send(api.expired_event("env-of-another-service")) == 200
+    api.states["env-sess_expired"] = "expired"
     assert service.send(api.expired_event("env-sess_expired")) == 200
     service.wait_logged("sess_expired: removed")
     assert container.ends("sess_expired") == ["env-sess_expired"]
 
 
-def test_other_events_of_its_environment_do_not_end_a_session(
-    api: Api, service: Service, container: Container
+@pytest.mark.parametrize("state", ["connected", "failed", "disconnected", "missing", "?"])
+def test_an_event_about_an_environment_is_only_a_question(
+    state: str, api: Api, service: Service, container: Container
 ) -> None:
-    api.open_session("sess_kept", URL)
-    service.send(api.connection_event("sess_kept"))
-    container.wait_started(1, "sess_kept")
-    for kind in ("failed", "suspended", "ready"):
-        event = {"type": f"agent.environment.{kind}", "data": {"id": "env-sess_kept"}}
-        assert service.send(as_json(event)) == 200
-    asked = len(api.questions)
-    service.send(api.connection_event("sess_kept"))
-    eventually("the API is asked", lambda: "sess_kept" in api.questions[asked:])
-    assert container.ends("sess_kept") == []
+    name = f"sess_environment_{len(api.sessions)}"
+    environment = f"env-{name}"
+    api.open_session(name, URL)
+    service.send(api.connection_event(name))
+    container.wait_started(1, name)
+    api.states[environment] = state
+    for event in (api.expired_event, api.environment_failed_event):
+        first = len(api.questions)
+        assert service.send(event(environment)) == 200
+        eventually("it is asked about", partial(_is_asked, api, first, environment))
+        eventually("so is its session", partial(_is_asked, api, first, name))
+    assert (container.ends(name), len(service.places(name))) == ([], 1)
+
+
+def _is_asked(api: Api, first: int, name: str) -> bool:
+    return name in api.questions[first:]
 
 
 def test_sessions_that_need_no_environment_get_none(
@@ -419,6 +431,77 @@ def test_an_answer_that_is_no_session_removes_no_files(
     finally:
         api.nonsense = None
     assert (container.ends(name), file.exists()) == ([], True)
+
+
+def test_a_404_that_passes_removes_no_files(
+    api: Api, service: Service, container: Container
+) -> None:
+    """Such as that of a proxy which does not know its route for two seconds."""
+    api.open_session("sess_passing", URL)
+    service.send(api.connection_event("sess_passing"))
+    container.wait_started(1, "sess_passing")
+    before = api.questions.count("sess_passing")
+    api.is_misrouted = True
+    try:
+        service.send(api.idle_event("sess_passing"))
+        eventually("it is asked", lambda: api.questions.count("sess_passing") > before)
+    finally:
+        api.is_misrouted = False
+    service.send(api.idle_event("sess_passing"))
+    eventually("it is asked again", lambda: api.questions.count("sess_passing") >= before + 3)
+    assert container.ends("sess_passing") == []
+    assert len(service.places("sess_passing")) == 1
+
+
+@pytest.mark.parametrize(
+    ("listed", "reason"),
+    [
+        (None, "it is missing, but listed"),
+        (b"{}", "it is missing, and the list of sessions is none"),
+        (b'{"data": {}}', "it is missing, and the list of sessions is none"),
+        (b"<html>", "it is missing, and the list of sessions is none"),
+        (b"null", "it is missing, and the list of sessions is none"),
+        (b"[]", ""),
+    ],
+    ids=repr,
+)
+def test_a_deletion_needs_a_list_without_the_session(
+    listed: bytes | None, reason: str, api: Api, service: Service, container: Container
+) -> None:
+    name = f"sess_listed_{len(api.sessions)}"
+    api.open_session(name, URL)
+    service.send(api.connection_event(name))
+    container.wait_started(1, name)
+    api.missing.add(name)
+    api.listed = listed
+    try:
+        service.send(api.idle_event(name))
+        service.wait_logged(f"{name}: the API does not answer: {reason}")
+    finally:
+        api.listed = None
+        api.missing.discard(name)
+    assert (container.ends(name), len(service.places(name))) == ([], 1)
+
+
+def test_a_listing_of_several_pages_is_read_to_its_end(
+    api: Api, service: Service, container: Container
+) -> None:
+    api.open_session("sess_deleted", URL)
+    service.send(api.connection_event("sess_deleted"))
+    container.wait_started(1, "sess_deleted")
+    for number in range(2 * PAGE):
+        api.open_session(f"sess_elsewhere_{number}", URL)
+    del api.sessions["sess_deleted"]  # no event says so
+    service.send(api.idle_event("sess_deleted"))
+    service.wait_logged("sess_deleted: removed")
+    pages = {question for question in api.questions if "?limit=100&" in question}
+    assert len(pages) >= 2
+
+
+def test_the_key_of_a_launcher_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    launcher = importlib.import_module("executors").Launcher("bwrap", EXECUTOR_KEY)
+    assert EXECUTOR_KEY not in repr(launcher)
 
 
 def test_a_disk_without_room_ends_no_service(

@@ -96,7 +96,9 @@ class _World(Upstream):
             return _Tunnel(stream, self)
         mode = "limited" if self.mode.is_limited else "full"
         policy = NetworkPolicy(launch(domains=_DOMAINS, mode=mode))
-        return HttpProxy(stream, "127.0.0.1:5", Decider("p", policy, self, self.resolve), self)
+        return HttpProxy(
+            stream, "127.0.0.1:5", Decider("p", policy, self, self.resolve, self.forwards), self
+        )
 
 
 class _PlainInterceptor(Interceptor):

@@ -92,7 +92,7 @@ def _serve(kind: type[HttpProxy] | type[SocksProxy], sent: bytes) -> _Recorder:
     async def run() -> _Recorder:
         upstream = _Recorder()
         client, served = stream_pair()
-        decider = Decider("p", _POLICY, upstream, upstream.resolve)
+        decider = Decider("p", _POLICY, upstream, upstream.resolve, upstream.forwards)
         client.writer.write(sent)
         client.writer.write_eof()
         async with asyncio.timeout(10):
@@ -184,7 +184,7 @@ def test_origins(answer: bytes, method: str) -> None:
     async def run() -> bytes:
         upstream = _OneAnswer(answer)
         client, served = stream_pair()
-        decider = Decider("p", _POLICY, upstream, upstream.resolve)
+        decider = Decider("p", _POLICY, upstream, upstream.resolve, upstream.forwards)
         client.writer.write(request * 2)
         client.writer.write_eof()
         async with asyncio.timeout(10):

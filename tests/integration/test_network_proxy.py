@@ -534,6 +534,18 @@ def test_upstream_proxy(origin: WebOrigin) -> None:
         assert status(exchange(proxies.http, _connect("8.8.8.8:443"))) == 502
 
 
+def test_a_name_that_only_the_upstream_proxy_knows(origin: WebOrigin) -> None:
+    with start_server("ours", env={"HTTP_PROXY": origin.url}) as server, server.connect() as client:
+        for rules, expected in (({"bad.test": "deny"}, 200), ({"8.8.8.8": "deny"}, 403)):
+            settings = network_proxy(
+                allowUpstreamProxy=True, allowLocalBinding=True, domains={"*": "allow", **rules}
+            )
+            answer = exchange(start_proxies(client, settings).http, _get("a.invalid"))
+            assert status(answer) == expected
+        assert b"Some rules are about addresses" in answer
+    assert sum(head.startswith("GET http://a.invalid/ ") for head in origin.requests) == 1
+
+
 def test_tls_passes_untouched(proxies: Proxies, tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "origin", "127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -95,7 +95,7 @@ def load_logins() -> dict[str, Login]:
     try:
         entries = json.loads(text)["registries"]
         logins = [_read_entry(entry) for entry in entries]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UsageError(f"{path} is damaged: remove it and log in again") from None
     return {login.url: login for login in logins}
 

@@ -34,6 +34,9 @@ MAX_FILE_BYTES: Final = 1_048_576
 # A token must fit into an HTTP header. A larger file does not hold a token.
 MAX_TOKEN_BYTES: Final = 16_384
 
+# Elsewhere modes and owners say nothing about who can read and write a file.
+_HAS_MODES: Final = os.name == "posix"
+
 # Patterns are compiled at their first use: a command needs two or three of them.
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 # Prefixes of the other target forms, so not available as names.
@@ -51,6 +54,7 @@ _UNIX_PATH: Final = r"(?s)(unix:.+):([/~].*)|(unix:.+):(.*)"
 _NAMED_PATH: Final = rf"(?s)(?!stdio:|unix:)({_NAME}):(.*)"
 _HOST_PORT: Final = r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]+"
 _RELAY: Final = r"(?s)(https?://.+)/([^/]+)"
+_URL_SECRETS: Final = r"(://)(?:([^/?#]*)@)?([^?#\s]*)([?#]\S*)?"
 _PATH_KEYS: Final = ("token_file", "ca_file")
 _Parser = TypeVar("_Parser", bound=ArgumentParser)
 
@@ -139,12 +143,23 @@ class Target(NamedTuple):
 
     @property
     def address(self) -> str:
-        """The target in the form of a TARGET argument without a name."""
+        """The target as a TARGET argument without a name; secrets in URLs are shown as `***`."""
         if self.argv is not None:
             import shlex
 
-            return f"stdio:{shlex.join(self.argv)}"
-        return self.url or f"relay:{self.registry}/{self.environment_id}"
+            return f"stdio:{shlex.join(map(_without_secrets, self.argv))}"
+        return _without_secrets(self.url or f"relay:{self.registry}/{self.environment_id}")
+
+
+def _without_secrets(text: str) -> str:
+    """A text whose URLs have no user, password and values of the query and fragment."""
+    return re.sub(_URL_SECRETS, _mask_url, text) if "://" in text else text
+
+
+def _mask_url(parts: re.Match[str]) -> str:
+    scheme, user, place, query = parts.groups(default="")
+    masked = re.sub(r"([?&#;](?:[^=&#;]*=)?)[^&#;]*", r"\1***", query)
+    return f"{scheme}{user and '***@'}{place}{masked}"
 
 
 class RemotePath(NamedTuple):
@@ -254,10 +269,18 @@ def targets_file() -> Path:
 
 
 def read_configuration(path: Path) -> tuple[bytes, bool] | None:
-    """A configuration file, and whether others can read it; None if missing. Raises UsageError."""
+    """A configuration file, and whether others can read it; None if missing.
+
+    Raises UsageError, also if others can write the file or its directory: it names programs to run
+    and servers that get tokens.
+    """
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+        with open(path, "rb", opener=_open_at_once) as file:
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                raise UsageError(f"{path} is not a regular file")
+            _check_writers(path.parent, path.parent.stat())
+            _check_writers(path, info)
             content = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         return None
@@ -265,7 +288,42 @@ def read_configuration(path: Path) -> tuple[bytes, bool] | None:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if len(content) > MAX_FILE_BYTES:
         raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes")
-    return content, bool(stat.S_IMODE(mode) & 0o077)
+    return content, _HAS_MODES and bool(info.st_mode & 0o077)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for the writer of a FIFO."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _check_writers(path: Path, info: os.stat_result) -> None:
+    """Raise UsageError if users other than this one and root can change a file or directory."""
+    if not _HAS_MODES:
+        return
+    if info.st_uid not in (0, os.geteuid()):
+        raise UsageError(
+            f"{path} belongs to another user (uid {info.st_uid}), who could change it: make it "
+            "yours with chown, or replace it with a copy of your own"
+        )
+    is_shared = info.st_mode & stat.S_IWGRP and not _is_own_group(info.st_gid)
+    if is_shared or info.st_mode & stat.S_IWOTH:
+        raise UsageError(f"{path} is writable by other users: run `chmod go-w {path}`")
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether a group has no members but this user and root.
+
+    Systems that give each user such a group make new files writable for it.
+    """
+    import grp
+    import pwd
+
+    try:
+        own = {"root", pwd.getpwuid(os.geteuid()).pw_name}
+        members = {*grp.getgrgid(gid).gr_mem}
+    except KeyError:
+        return False
+    return members | {each.pw_name for each in pwd.getpwall() if each.pw_gid == gid} <= own
 
 
 def load_targets() -> dict[str, Target]:
@@ -281,6 +339,8 @@ def load_targets() -> dict[str, Target]:
         tables = tomllib.loads(text.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{path} is nested too deeply") from None
     targets = {name: _read_table(path, name, table) for name, table in tables.items()}
     if is_exposed and any(target.access.token for target in targets.values()):
         raise UsageError(

@@ -1,7 +1,8 @@
 """Decider: decides about each request of one process, asks the client, and reports.
 
 A name is looked up once, after the rules and the client have allowed it, and exactly the checked
-addresses are dialled: changing addresses between two look-ups gains nothing.
+addresses are dialled: changing addresses between two look-ups gains nothing. An upstream proxy gets
+the name and looks it up itself, so no address that it could find may be forbidden.
 """
 
 from __future__ import annotations
@@ -32,13 +33,23 @@ log = logging.getLogger(__name__)
 # The time of a look-up, as in the reference; then the name counts as unknown.
 LOOKUP_SECONDS = 2.0
 # The addresses of a name that are compared with all patterns, and dialled one after the other.
-# Names have a few; further ones are not used.
+# Names have a few; further ones are not dialled.
 MAX_ADDRESSES: Final = 16
 # A reason of the client is shown to the process and in reports.
 REASON_BYTES: Final = 1024
 
+_FORBIDDEN: Final = (
+    "A rule forbids an address of this name, and the upstream proxy could connect to it."
+)
+_UNCOMPARED: Final = (
+    "Some rules are about addresses, but this machine finds none for this name, or too many to "
+    "compare, and the upstream proxy would look it up itself."
+)
+
 # The addresses of a name, or OSError.
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
+# Whether a request goes through an upstream proxy.
+Forwards = Callable[[NetworkAccess], bool]
 
 
 class Controller(Protocol):
@@ -55,12 +66,18 @@ class Decider:
     """Decides for one process."""
 
     def __init__(
-        self, process_id: str, policy: NetworkPolicy, controller: Controller, resolve: Resolve
+        self,
+        process_id: str,
+        policy: NetworkPolicy,
+        controller: Controller,
+        resolve: Resolve,
+        forwards: Forwards,
     ) -> None:
         self.policy = policy
         self._process_id = process_id
         self._controller = controller
         self._resolve = resolve
+        self._forwards = forwards
 
     async def decide(self, request: NetworkAccess) -> Decision:
         """Decide about a request and report the decision."""
@@ -76,25 +93,34 @@ class Decider:
         if not decision.is_allowed:
             return decision
         if refused is None:
-            decision = self._dialled(request.host, decision)
+            decision = self._compared(request, decision)
             refused = None if decision.is_allowed else decision
         if refused is not None:
             self.report(request, refused)
             return refused
         return decision
 
-    def _dialled(self, host: str, allowed: Decision) -> Decision:
+    def _compared(self, request: NetworkAccess, allowed: Decision) -> Decision:
         """Leave out the addresses that rules forbid; a refusal if none is left.
 
-        The host itself is allowed, so the refusal is a second decision, as in the reference, which
-        gives `policy_denied` as the reason for both rules.
+        An upstream proxy could take any address, so there one that is forbidden or unknown is
+        enough. The host itself is allowed, so the refusal is a second decision, as in the
+        reference, which gives `policy_denied` as the reason for both rules.
         """
-        reasons = {each: self.policy.address_refusal(host, each) for each in allowed.addresses}
+        host, found = request.host, allowed.addresses
+        reasons = {each: self.policy.address_refusal(host, each) for each in found[:MAX_ADDRESSES]}
         left = tuple(address for address, reason in reasons.items() if reason is None)
-        if left or not reasons:
+        message = ""
+        if self._forwards(request):
+            is_complete = 0 < len(found) <= MAX_ADDRESSES
+            if len(left) < len(reasons):
+                message = _FORBIDDEN
+            elif not is_complete and self.policy.has_address_rules(host):
+                message = _UNCOMPARED
+        if not message and (left or not reasons):
             return replace(allowed, addresses=left)
         reason = "denied" if "denied" in reasons.values() else "policy_denied"
-        return Decision("deny", "baseline_policy", reason, scope="non_domain")
+        return Decision("deny", "baseline_policy", reason, scope="non_domain", message=message)
 
     async def _decide_domain(self, request: NetworkAccess) -> Decision:
         verdict = self.policy.verdict(request.host)
@@ -125,7 +151,8 @@ class Decider:
             return (host,)
         try:
             async with asyncio.timeout(LOOKUP_SECONDS):
-                return (await self._resolve(host))[:MAX_ADDRESSES]
+                # One more tells that there are others, which an upstream proxy could take.
+                return (await self._resolve(host))[: MAX_ADDRESSES + 1]
         except (OSError, UnicodeError):  # TimeoutError is an OSError
             return ()
 
@@ -143,11 +170,12 @@ class Decider:
         """Report a decision to the client, and a refusal to the log."""
         if not decision.is_allowed:
             log.info(
-                "process %s: %s to %s is refused: %s",
+                "process %s: %s to %s is refused: %s%s",
                 printable(self._process_id),
                 request.protocol,
                 printable(host_port(request.host, request.port)),
                 printable(decision.reason),
+                f" ({decision.message})" if decision.message else "",
             )
         self._controller.report(
             DecisionParams(

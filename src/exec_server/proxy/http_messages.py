@@ -278,7 +278,7 @@ def text_answer(
 def block_answer(request: NetworkAccess, decision: Decision, date: bytes) -> ProxyAnswer:
     """The refusal of a request."""
     if request.protocol == "https_connect":
-        return refusal_text(decision.reason, date)
+        return refusal_text(decision.reason, date, decision.message)
     error, message = _REASONS.get(decision.reason, _OTHER_REASON)
     block = {
         "status": "blocked",
@@ -288,16 +288,16 @@ def block_answer(request: NetworkAccess, decision: Decision, date: bytes) -> Pro
         "source": decision.source,
         "protocol": request.protocol,
         "port": request.port,
-        "message": message,
+        "message": decision.message or message,
     }
     body = msgspec.json.encode(block)
     return _answer(403, b"application/json", body, date, [(b"x-proxy-error", error)])
 
 
-def refusal_text(reason: str, date: bytes) -> ProxyAnswer:
-    """The refusal of a tunnel, or of a request in one, for people."""
+def refusal_text(reason: str, date: bytes, text: str = "") -> ProxyAnswer:
+    """The refusal of a tunnel, or of a request in one, for people; by `text` if there is one."""
     error, message = _REASONS.get(reason, _OTHER_REASON)
-    return text_answer(403, message, date, [(b"x-proxy-error", error)])
+    return text_answer(403, text or message, date, [(b"x-proxy-error", error)])
 
 
 def _answer(

@@ -27,6 +27,10 @@ PATTERN_CHARACTERS: Final = 1024
 # The longest label of DNS. Encoding takes quadratic time, so longer ones are refused before it.
 LABEL_CHARACTERS: Final = 63
 
+# After its first dot an address has digits and dots alone; before it IPv6 has colons and letters.
+_is_end_of_address: Final = re.compile(r"[0-9*?.]+").fullmatch
+_is_address_pattern: Final = re.compile(r"[0-9a-f:*?]+(?:\.[0-9*?.]*)?").fullmatch
+
 _PREFIX: Final = "invalid network proxy config: "
 _ANY: Final = "*"
 
@@ -59,6 +63,7 @@ class DomainPatterns:
             )
         self._exact: set[str] = set()
         self._expressions: list[re.Pattern[str]] = []
+        self.may_match_address = False
         for pattern in patterns:
             self._add(pattern, denied=denied)
 
@@ -69,6 +74,7 @@ class DomainPatterns:
                 f"{_PREFIX}invalid value for network.denied_domains: {pattern} (allowed exact "
                 "hosts or scoped wildcards like *.example.com or **.example.com)"
             )
+        self.may_match_address |= _may_match_address(rest, below=below, itself=itself)
         if not below and not _has_wildcard(rest):
             self._exact.add(rest)
             return
@@ -142,6 +148,17 @@ def _has_wildcard(text: str) -> bool:
     return "*" in text or "?" in text
 
 
+def _may_match_address(rest: str, *, below: bool, itself: bool) -> bool:
+    """Whether the text of an address could match; false for the names of ordinary hosts."""
+    if below and _is_end_of_address(rest) is not None:
+        return True
+    if not itself:
+        return False
+    return parse_address(rest) is not None or (
+        _has_wildcard(rest) and _is_address_pattern(rest) is not None
+    )
+
+
 def _expression(text: str) -> str:
     """A pattern as an expression whose time is at most that of comparing each two characters."""
     first, *others = (
@@ -176,6 +193,7 @@ class Decision:
     addresses: Sequence[str] = ()
     scope: Scope = "domain"
     is_override: bool = False  # the client has allowed what the rules do not
+    message: str = ""  # for people, instead of that of the reason
 
     @property
     def is_allowed(self) -> bool:
@@ -260,6 +278,13 @@ class NetworkPolicy:
         if not is_reviewed and any(map(self._reviewed.match, forms)):
             return "policy_denied"
         return None
+
+    def has_address_rules(self, host: str) -> bool:
+        """Whether `address_refusal` could refuse an address of this host."""
+        if self._denied.may_match_address:
+            return True
+        is_reviewed = any(map(self._reviewed.match, _forms(host)))
+        return self._reviewed.may_match_address and not is_reviewed
 
     def mode_refusal(self, protocol: Protocol, method: str | None, port: int) -> Reason | None:
         """Why the limited mode refuses a request, whatever its host is."""

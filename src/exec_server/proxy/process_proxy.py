@@ -332,9 +332,10 @@ class ProcessProxy(Listeners):
         self._process_id = process_id
         self._settings = launch.proxy
         self._is_limited = policy.is_limited
-        self._decider = Decider(process_id, policy, controller, resources.resolve)
         variables = resources.variables if launch.proxy.allow_upstream_proxy else None
         self._upstream = Upstream(variables, private=resources.private_via_upstream)
+        forwards = self._upstream.forwards
+        self._decider = Decider(process_id, policy, controller, resources.resolve, forwards)
         self._interceptor: Interceptor | None = None
         self._associations = 0
         self._has_datagrams = False

@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from exec_server.net.http1 import connect_request, parse_status
 from exec_server.protocol.urls import host_port
 from exec_server.proxy import hosts
-from exec_server.proxy.policy import is_local
+from exec_server.proxy.policy import NetworkAccess, is_local
 from exec_server.proxy.stream import SocketStream, Stream
 
 # The time for a connection to one host, all its addresses together.
@@ -45,10 +45,18 @@ class Upstream:
 
     def route(self, host: str, port: int, addresses: Sequence[str], *, tunnel: bool) -> Route:
         """The next hop for an allowed host; those of this machine are always dialled."""
-        proxy = self._tunnel_proxy if tunnel else self._http_proxy
-        if proxy is None or self._is_direct(host):
-            return Route(addresses, port)
-        return proxy
+        return self._next_proxy(host, tunnel=tunnel) or Route(addresses, port)
+
+    def forwards(self, request: NetworkAccess) -> bool:
+        """Whether another proxy gets the name of an allowed host, and looks it up itself."""
+        if request.protocol == "socks5_udp":
+            return False
+        return self._next_proxy(request.host, tunnel=request.protocol != "http") is not None
+
+    def _next_proxy(self, host: str, *, tunnel: bool) -> Route | None:
+        if self._is_direct(host):
+            return None
+        return self._tunnel_proxy if tunnel else self._http_proxy
 
     async def connect(self, route: Route) -> Stream:
         """Connect to the first address that accepts; raises OSError."""

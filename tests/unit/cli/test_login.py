@@ -149,6 +149,7 @@ def test_a_url_that_no_token_is_sent_to_has_no_login(url: str) -> None:
         '{"registries": [{"url": "u", "tokens": 1}]}',
         '{"registries": [{"url": "u", "tokens": {}, "ca_file": 1}]}',
         '{"registries": [{"url": 1, "tokens": {}}]}',
+        "[" * 100_000,
     ],
 )
 def test_a_damaged_file_is_reported(file: Path, text: str) -> None:

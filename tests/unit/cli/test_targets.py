@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -264,6 +266,94 @@ def test_a_token_in_the_file_is_for_its_owner_only(file: Path) -> None:
     target = targets.load_targets()["a"]
     assert target.access.read_token() == "secret-1"
     assert "secret-1" not in repr(target)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no modes")
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o620, 0o602])
+def test_a_file_that_others_can_write_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    monkeypatch.setattr(targets, "_is_own_group", lambda _: False)
+    file.write_text('[a]\nstdio = "x"\n')
+    file.chmod(0o700)
+    file.parent.chmod(0o700)
+    for path in (file, file.parent):
+        path.chmod(mode | 0o100)
+        with pytest.raises(UsageError) as caught:
+            targets.load_targets()
+        assert str(caught.value) == f"{path} is writable by other users: run `chmod go-w {path}`"
+        path.chmod(0o700)
+    assert targets.load_targets()["a"].argv == ("x",)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no groups")
+def test_a_group_of_the_user_alone_can_write(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import grp
+    import pwd
+
+    me, other = pwd.struct_passwd(("me", "", 7, 70, "", "", "")), ("it", "", 8, 80, "", "", "")
+    members: list[str] = []
+    users = [me, pwd.struct_passwd(other)]
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: me)
+    monkeypatch.setattr(pwd, "getpwall", lambda: users)
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group(("g", "", gid, members)))
+    assert targets._is_own_group(70)
+    assert not targets._is_own_group(80)
+    members[:] = ["me", "root"]
+    assert targets._is_own_group(70)
+    members[:] = ["me", "it"]
+    assert not targets._is_own_group(70)
+    monkeypatch.setattr(grp, "getgrgid", {}.__getitem__)
+    assert not targets._is_own_group(70)
+    monkeypatch.setattr(targets, "_is_own_group", lambda _: True)
+    file.touch()
+    file.chmod(0o660)
+    assert targets.load_targets() == {}
+
+
+def _owned(uid: int) -> os.stat_result:
+    return os.stat_result((stat.S_IFREG | 0o644, 1, 1, 1, uid, uid, 1, 1, 1, 1))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no owners")
+@pytest.mark.parametrize("user", [0, 1000])
+def test_a_file_of_another_user_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch, user: int
+) -> None:
+    file.touch()
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    for owner in (0, user):
+        monkeypatch.setattr(os, "fstat", lambda _, owner=owner: _owned(owner))
+        monkeypatch.setattr(Path, "stat", lambda _, owner=owner: _owned(owner))
+        assert targets.load_targets() == {}
+    with monkeypatch.context() as other:
+        other.setattr(os, "fstat", lambda _: _owned(1001))
+        with pytest.raises(UsageError, match=rf"{file} belongs to another user \(uid 1001\)"):
+            targets.load_targets()
+    monkeypatch.setattr(Path, "stat", lambda _: _owned(1001))
+    with pytest.raises(UsageError, match=rf"{file.parent} belongs to another user \(uid 1001\)"):
+        targets.load_targets()
+
+
+def test_modes_of_other_systems_say_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "_HAS_MODES", False)
+    file.write_text('[a]\nurl = "wss://h"\ntoken = "t"\n')
+    file.chmod(0o666)
+    assert targets.load_targets()["a"].access.token == "t"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
+def test_a_fifo_is_not_waited_for(file: Path) -> None:
+    os.mkfifo(file)
+    with pytest.raises(UsageError, match="is not a regular file"):
+        targets.load_targets()
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 50_000, "a = " + "{b=" * 50_000])
+def test_deep_nesting_is_an_error_in_the_file(file: Path, text: str) -> None:
+    file.write_text(text)
+    with pytest.raises(UsageError, match=f"{file} is nested too deeply"):
+        targets.load_targets()
 
 
 # ---- tokens ---------------------------------------------------------------------------

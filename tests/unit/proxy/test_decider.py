@@ -24,6 +24,7 @@ class FakeClient:
         self.addresses = addresses
         self.asked: list[PolicyParams] = []
         self.looked_up: list[str] = []
+        self.has_upstream_proxy = False
         self.reports: list[DecisionParams] = []
 
     def report(self, decision: DecisionParams) -> None:
@@ -49,7 +50,8 @@ class FakeClient:
         members.setdefault("domains", {"*": "allow", "bad.test": "deny"})
         policy = NetworkPolicy(launch(**members))
         request = NetworkAccess(protocol, host, port, "127.0.0.1:5", method)
-        return asyncio.run(Decider("p", policy, self, self.resolve).decide(request))
+        decider = Decider("p", policy, self, self.resolve, lambda _: self.has_upstream_proxy)
+        return asyncio.run(decider.decide(request))
 
 
 def _allow(**members: Any) -> dict[str, Any]:
@@ -197,6 +199,84 @@ def test_only_some_addresses_of_a_name_are_used() -> None:
     addresses = [f"8.8.8.{number}" for number in range(1, MAX_ADDRESSES + 2)]
     decision = FakeClient(addresses=addresses).decide("a.test")
     assert decision.addresses == tuple(addresses[:MAX_ADDRESSES])
+
+
+_FORBIDDEN = "A rule forbids an address of this name, and the upstream proxy could connect to it."
+_UNCOMPARED = (
+    "Some rules are about addresses, but this machine finds none for this name, or too many to "
+    "compare, and the upstream proxy would look it up itself."
+)
+_SILENT: list[str] = []
+_MANY = [f"8.8.8.{number}" for number in range(1, MAX_ADDRESSES + 2)]
+
+
+def _decide_upstream(
+    addresses: list[str], domains: dict[str, str], review: list[str], **members: Any
+) -> Decision:
+    client = FakeClient(_allow(), addresses)
+    client.has_upstream_proxy = True
+    rules = {"domains": {"*": "allow", **domains}, "reviewDomains": review, "timeout": 1000}
+    return client.decide("a.test", **rules, **members)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "domains", "review", "reason", "message"),
+    [
+        (["1.1.1.1", "8.8.8.8"], {"8.8.8.8": "deny"}, [], "denied", _FORBIDDEN),
+        (["1.1.1.1", "8.8.8.8"], {"8.8.*": "deny"}, [], "denied", _FORBIDDEN),
+        (["1.1.1.1", "8.8.8.8"], {}, ["8.8.8.8"], "policy_denied", _FORBIDDEN),
+        (_MANY, {"1.1.1.1": "deny"}, [], "policy_denied", _UNCOMPARED),
+        (_MANY, {}, ["1.1.1.1"], "policy_denied", _UNCOMPARED),
+    ],
+)
+def test_an_upstream_proxy_gets_no_name_with_a_forbidden_address(
+    addresses: list[str], domains: dict[str, str], review: list[str], reason: str, message: str
+) -> None:
+    refusal = Decision("deny", "baseline_policy", reason, scope="non_domain", message=message)
+    for is_local in (False, True):
+        rules = (addresses, domains, review)
+        assert _decide_upstream(*rules, allowLocalBinding=is_local) == refusal
+
+
+@pytest.mark.parametrize(
+    ("domains", "review", "is_allowed"),
+    [
+        ({}, [], True),
+        ({"bad.test": "deny", "*.bad.de": "deny"}, ["**.review.test"], True),
+        ({"8.8.8.8": "deny"}, [], False),
+        ({"2001:db8:*": "deny"}, [], False),
+        ({}, ["10.0.0.?"], False),
+        ({}, ["a.test", "10.0.0.1"], True),  # a reviewed name may have reviewed addresses
+        ({"10.0.0.1": "deny"}, ["a.test"], False),
+    ],
+)
+@pytest.mark.parametrize("addresses", [_SILENT, ["slow"]])
+def test_a_name_that_only_the_upstream_proxy_knows(
+    monkeypatch: pytest.MonkeyPatch,
+    addresses: list[str],
+    domains: dict[str, str],
+    review: list[str],
+    is_allowed: bool,
+) -> None:
+    monkeypatch.setattr(module, "LOOKUP_SECONDS", 0.01)
+    decision = _decide_upstream(addresses, domains, review, allowLocalBinding=True)
+    assert decision.is_allowed == is_allowed
+    assert decision.message == ("" if is_allowed else _UNCOMPARED)
+    # Without local binding the addresses have to be known and public, as in the reference.
+    assert _decide_upstream(addresses, domains, review).reason == "not_allowed_local"
+
+
+def test_the_sentence_about_an_upstream_proxy_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    _decide_upstream(["8.8.8.8"], {"8.8.8.8": "deny"}, [])
+    assert caplog.messages == [f"process p: http to a.test:80 is refused: denied ({_FORBIDDEN})"]
+
+
+def test_an_allowed_name_goes_upstream_with_its_addresses() -> None:
+    decision = _decide_upstream(["1.1.1.1"], {"8.8.8.8": "deny"}, ["9.9.9.9"])
+    assert decision == Decision("allow", "baseline_policy", "allow", ("1.1.1.1",))
+    # Without rules about addresses there is nothing to compare.
+    assert _decide_upstream(_MANY, {}, []).is_allowed
 
 
 def test_a_limited_process_is_told_of_its_mode_only() -> None:

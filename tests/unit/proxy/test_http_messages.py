@@ -334,3 +334,13 @@ def test_refusals(reason: str, error: str, message: str) -> None:
     tunnel = NetworkAccess("https_connect", "a.test", 443, "127.0.0.1:1", "CONNECT")
     head, body = messages.block_answer(tunnel, decision, _DATE)
     assert (head.start, body) == (b"HTTP/1.1 403 Forbidden", message.encode())
+
+
+def test_a_refusal_with_a_sentence_of_its_own() -> None:
+    decision = Decision("deny", "baseline_policy", "denied", message="One address is forbidden.")
+    request = NetworkAccess("http", "a.test", 80, "127.0.0.1:1", "GET")
+    head, body = messages.block_answer(request, decision, _DATE)
+    assert json.loads(body)["message"] == "One address is forbidden."
+    assert (b"x-proxy-error", b"blocked-by-denylist") in head.headers
+    tunnel = NetworkAccess("https_connect", "a.test", 443, "127.0.0.1:1", "CONNECT")
+    assert messages.block_answer(tunnel, decision, _DATE).body == b"One address is forbidden."

@@ -47,6 +47,38 @@ def test_matches(pattern: str, matched: list[str], others: list[str]) -> None:
     assert [host for host in matched + others if patterns.match(host)] == matched
 
 
+@pytest.mark.parametrize(
+    ("pattern", "may_match"),
+    [
+        ("8.8.8.8", True),
+        ("[::1]", True),
+        ("10.*", True),
+        ("10.0.0.?", True),
+        ("1*8", True),
+        ("fe80*", True),
+        ("2001:db8:*", True),
+        ("::ffff:10.*", True),
+        ("*.1", True),
+        ("**.1", True),
+        ("**.*", True),
+        ("*", True),
+        ("*.169.254", True),
+        ("a.b", False),
+        ("localhost", False),
+        ("cafe", False),
+        ("*.de", False),
+        ("**.de", False),
+        ("*.ad*", False),
+        ("10.*.test", False),
+        ("b*.cafe", False),
+        ("127.1", False),  # a name, for which the resolver finds an address
+    ],
+)
+def test_which_patterns_are_about_addresses(pattern: str, may_match: bool) -> None:
+    assert DomainPatterns(["other.test", pattern]).may_match_address == may_match
+    assert not DomainPatterns(["other.test"]).may_match_address
+
+
 def test_only_a_pattern_without_wildcards_names_a_host() -> None:
     patterns = DomainPatterns(["a.b", "*.c", "*"])
     assert patterns.names("a.b")

@@ -31,7 +31,7 @@ class World(Upstream):
         self.origins: asyncio.Queue[TransportStream] = asyncio.Queue()
         self.client, served = stream_pair()
         self._ends = [self.client, served]
-        decider = Decider("p", policy, self, self.resolve)
+        decider = Decider("p", policy, self, self.resolve, self.forwards)
         self.proxy = HttpProxy(served, "127.0.0.1:5", decider, self)
 
     def report(self, decision: DecisionParams) -> None:

@@ -56,7 +56,7 @@ def _exchange(sent: bytes) -> tuple[bytes, list[str]]:
     async def run() -> tuple[bytes, list[str]]:
         upstream = FakeUpstream()
         client, served = stream_pair()
-        decider = Decider("p", upstream.policy, upstream, upstream.resolve)
+        decider = Decider("p", upstream.policy, upstream, upstream.resolve, upstream.forwards)
         client.writer.write(sent)
         client.writer.write_eof()
         async with asyncio.timeout(10):
@@ -114,7 +114,7 @@ def test_slow_handshakes_are_cut_off(sent: bytes) -> None:
     async def run() -> float:
         upstream = FakeUpstream()
         client, served = stream_pair()
-        decider = Decider("p", upstream.policy, upstream, upstream.resolve)
+        decider = Decider("p", upstream.policy, upstream, upstream.resolve, upstream.forwards)
         client.writer.write(sent)
         await SocksProxy(served, "127.0.0.1:5", decider, upstream).serve()
         for end in (served, client):
@@ -143,7 +143,7 @@ def _associate(kind: int, *, is_full: bool = False) -> bytes:
     async def run() -> bytes:
         upstream = FakeUpstream()
         client, served = stream_pair()
-        decider = Decider("p", upstream.policy, upstream, upstream.resolve)
+        decider = Decider("p", upstream.policy, upstream, upstream.resolve, upstream.forwards)
         address = b"\x01a" if kind == 3 else bytes(4)
         client.writer.write(_HELLO + bytes([5, 3, 0, kind]) + address + b"\x00\x09")
         client.writer.write_eof()

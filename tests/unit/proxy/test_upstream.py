@@ -10,7 +10,9 @@ import pytest
 from tests.support.clock import run_in_virtual_time
 from tests.support.memory_transport import stream_pair
 
+from exec_server.protocol.network import Protocol
 from exec_server.proxy import upstream as module
+from exec_server.proxy.policy import NetworkAccess
 from exec_server.proxy.stream import SocketStream, Stream, TransportStream
 from exec_server.proxy.upstream import Route, Upstream
 
@@ -119,6 +121,24 @@ def test_private_addresses_may_be_reached_through_the_proxy(host: str, is_direct
 )
 def test_routes(variables: Mapping[str, str] | None, host: str, tunnel: bool, route: Route) -> None:
     assert Upstream(variables).route(host, 80, ("8.8.8.8",), tunnel=tunnel) == route
+
+
+@pytest.mark.parametrize(
+    ("protocol", "host", "forwards"),
+    [
+        ("http", "a.test", False),
+        ("https_connect", "a.test", True),
+        ("socks5_tcp", "a.test", True),
+        ("socks5_udp", "a.test", False),
+        ("https_connect", "localhost", False),
+        ("https_connect", "10.0.0.1", False),
+    ],
+)
+def test_which_requests_another_proxy_gets(protocol: Protocol, host: str, forwards: bool) -> None:
+    request = NetworkAccess(protocol, host, 443, "127.0.0.1:5")
+    upstream = Upstream({"HTTPS_PROXY": "http://p.test"})
+    assert upstream.forwards(request) == forwards
+    assert not Upstream(None).forwards(request)
 
 
 def _ask(
