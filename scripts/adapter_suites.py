@@ -194,7 +194,7 @@ ROWS = (
     Row("mcp", "mcp==2.3.0", 22, ("run_mcp", "run_mcp_hostile")),
     Row("mcp", "mcp==2.3.0", 1, ("run_mcp_codex",)),
     Row("mcp", "mcp==2.3.0", 1, ("run_mcp_claude",)),
-    Row("cloud-agents", "openai==3.51.0", 92, ("run_cloud_agents",)),
+    Row("cloud-agents", "openai==3.51.0", 98, ("run_cloud_agents",)),
     Row("cloud-agents", "openai==3.51.0", 7, ("run_cloud_agents_codex",)),
 )
 

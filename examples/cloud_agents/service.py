@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import fcntl
+import ipaddress
 import logging
 import os
 import shutil
@@ -150,7 +152,7 @@ async def _answer(http: h11.Connection, writer: asyncio.StreamWriter, status: in
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--folder", type=Path, required=True, help="for the files of sessions")
-    parser.add_argument("--listen", default="127.0.0.1:8080", metavar="IP:PORT")
+    parser.add_argument("--listen", default="127.0.0.1:8080", type=_address, metavar="IP:PORT")
     parser.add_argument("--executors", type=int, default=8, help="at a time (default: 8)")
     parser.add_argument("--read-only", action="append", default=[], metavar="DIR")
     parser.add_argument("--bwrap", default=shutil.which("bwrap"), metavar="PROGRAM")
@@ -167,13 +169,35 @@ def _options() -> argparse.Namespace:
     for name in ("OPENAI_WEBHOOK_SECRET", "OPENAI_API_KEY", "OPENAI_EXECUTOR_API_KEY"):
         if not os.environ.get(name):
             parser.error(f"{name} is not set")
+    try:
+        base64.b64decode(os.environ["OPENAI_WEBHOOK_SECRET"].removeprefix("whsec_"), validate=True)
+    except ValueError:
+        parser.error(
+            "OPENAI_WEBHOOK_SECRET is not of the form whsec_…: all events would be refused"
+        )
+    for directory in options.read_only:
+        if not Path(directory).is_dir():
+            parser.error(f"--read-only: {directory} is not a directory")
     return options
+
+
+def _address(text: str) -> tuple[str, int]:
+    """An IP address and a port; a missing address would mean all interfaces."""
+    host, _, port = text.rpartition(":")
+    ipaddress.ip_address(host.strip("[]"))
+    return host.strip("[]"), int(port)
+
+
+_address.__name__ = "IP:PORT"  # argparse prints the name of the type
 
 
 def _own(folder: Path) -> int:
     """Lock the folder: two services would start two executors for a session."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        sys.exit(f"--folder: {error}")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -201,8 +225,11 @@ async def main() -> None:
         )
         running = group.create_task(sessions.run())
         await sessions.is_running.wait()
-        host, _, port = options.listen.rpartition(":")
-        server = await asyncio.start_server(Service(api, sessions).handle, host, int(port))
+        host, port = options.listen
+        try:
+            server = await asyncio.start_server(Service(api, sessions).handle, host, port)
+        except OSError as error:
+            sys.exit(f"--listen: {error}")
         async with server:
             host, port = server.sockets[0].getsockname()[:2]
             print(f"http://{host}:{port}{PATH.decode()}", flush=True)

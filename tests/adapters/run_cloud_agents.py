@@ -137,6 +137,30 @@ def test_two_services_cannot_share_a_folder(api: Api, service: Service) -> None:
         Service(api, service.folder, "bwrap")
 
 
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--folder", "/proc/none"), "--folder: .*/proc/none"),
+        (("--listen", "8080"), "invalid IP:PORT value: '8080'"),
+        (("--listen", "192.0.2.1:80"), "--listen: .*192.0.2.1"),
+        (("--read-only", "/nonexistent"), "--read-only: /nonexistent is not a directory"),
+    ],
+)
+def test_a_start_that_cannot_work_says_why(
+    flags: tuple[str, str], text: str, api: Api, container: Container, tmp_path: Path
+) -> None:
+    with pytest.raises(AssertionError, match=text) as caught:
+        Service(api, tmp_path, container.program, *flags)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_webhook_secret_that_is_none(api: Api, container: Container, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "secret", "sk-not-a-webhook-secret")
+        with pytest.raises(AssertionError, match="is not of the form whsec_"):
+            Service(api, tmp_path, container.program)
+
+
 def test_idle_and_deleted_sessions_lose_their_executors(api: Api, tmp_path: Path) -> None:
     container = Container(tmp_path)
     session = api.open_session("sess_1", URL)

@@ -21,6 +21,7 @@ from tests.conformance.codex import Codex, appears, command, patch, report, star
 from tests.conformance.model import Model, Step
 from tests.support.client import descendants, server_environment, survivors
 from tests.support.registry import Node, free_port, start_node
+from tests.support.server_internals import eventually
 
 CALM = ("--idle-seconds", "3600", "--check-seconds", "3600")
 # Everything that the kernel shows of other processes.
@@ -139,14 +140,26 @@ def test_the_end_of_a_session_ends_its_commands(connected: Scene) -> None:
     stay = command("stay", "setsid sleep 600 >/dev/null 2>&1 & touch mark; wait")
     with connected.codex([[stay]], "danger-full-access", "sess_3"):
         appears(connected.workspace("sess_3") / "mark")
-        family = descendants(connected.service.process.pid)
-        new = {pid: start for pid, start in family.items() if pid not in before}
-        assert any("sleep" in Path(f"/proc/{pid}/comm").read_text() for pid in new)
+        new: dict[int, str] = {}
+
+        def sleeps() -> bool:
+            family = descendants(connected.service.process.pid)
+            new.update((pid, start) for pid, start in family.items() if pid not in before)
+            return "sleep" in map(_program, family)
+
+        eventually("the command sleeps", sleeps)
         connected.api.sessions["sess_3"].status = "failed"
         connected.service.send(connected.api.failed_event("sess_3"))
         connected.service.wait_logged("sess_3: removed")
         assert survivors(new) == []
     assert connected.service.places("sess_3") == []
+
+
+def _program(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""  # it has ended
 
 
 def test_a_registry_that_is_away_is_tried_again(scene: Scene) -> None:
