@@ -87,12 +87,17 @@ class World:
         return LaunchMode(spawn)
 
     async def start(
-        self, text: str, *, with_clean_up: bool = False, exit_report: ExitReport | None = None
+        self,
+        text: str,
+        *,
+        command: Command = COMMAND,
+        with_clean_up: bool = False,
+        exit_report: ExitReport | None = None,
     ) -> Process:
         name = ProcessId(text)
         self.table.reserve(name)
         mode = self.mode(name, with_clean_up=with_clean_up, exit_report=exit_report)
-        await self.table.start(name, COMMAND, mode)
+        await self.table.start(name, command, mode)
         process = self.table.get(name)
         assert process is not None
         return process
