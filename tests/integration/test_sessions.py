@@ -22,7 +22,7 @@ from tests.support.client import (
     start_server,
     survivors,
 )
-from tests.support.server_internals import eventually, own_processes, start_patched
+from tests.support.server_internals import eventually, own_processes, resident_bytes, start_patched
 
 _MIB = 1_048_576
 
@@ -72,6 +72,46 @@ def test_sessions_of_clients_that_left_do_not_lock_out_others() -> None:
             server.connect().close()
         # Sessions without processes gave way, and this one was older than all of them.
         _resume(server, session_id).close()
+
+
+def _is_known(client: Client, name: str) -> bool:
+    answer = client.answer(client.request("process/read", {"processId": name, "afterSeq": 99}))
+    if "error" in answer:
+        assert answer["error"] == {"code": -32600, "message": f"unknown process id {name}"}
+    return "result" in answer
+
+
+def test_sessions_that_keep_much_take_nothing_from_one_that_keeps_little() -> None:
+    with start_patched({"process.retention.SERVER_RETAINED_BYTES": 6 * _MIB}) as server:
+        modest = server.connect()
+        modest.run(["head", "-c", "100000", "/dev/zero"], process_id="finished")
+        running = modest.start(["sh", "-c", "head -c 400000 /dev/zero; exec sleep 60"])
+        eventually(
+            "the output",
+            lambda: modest.call("process/read", {"processId": running, "afterSeq": 40})["chunks"],
+        )
+        modest.close()
+        before = resident_bytes(server)
+        greedy = []
+        for _ in range(5):
+            with server.connect() as client:
+                for number in range(8):
+                    client.run(["head", "-c", "1040000", "/dev/zero"], process_id=str(number))
+                greedy.append(client.session_id)
+        # Otherwise 40 MiB. Free memory returns to the system within some seconds.
+        eventually("less memory", lambda: resident_bytes(server) - before < 20 * _MIB or None, 15)
+        with _resume(server, modest.session_id) as again:
+            for name, size in (("finished", 100_000), (running, 400_000)):
+                read = again.call("process/read", {"processId": name})
+                assert len(_output(read)) == size
+                assert (read["exited"], "lostBytes" in read) == (name == "finished", False)
+        kept = 0
+        for session_id in greedy:
+            with _resume(server, session_id) as again:
+                known = [number for number in range(8) if _is_known(again, str(number))]
+                assert known == list(range(8 - len(known), 8))
+                kept += len(known)
+        assert 3 <= kept <= 6
 
 
 @pytest.mark.quick

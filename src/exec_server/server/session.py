@@ -70,17 +70,18 @@ class Session:
         self._captures = self._make_table(emit)
         return self._captures
 
+    def _tables(self) -> list[ProcessTable]:
+        return [self.processes] if self._captures is None else [self.processes, self._captures]
+
     def terminate_all(self) -> None:
         """Kill all processes, and each later one as soon as it has started."""
-        self.processes.terminate_all()
-        if self._captures is not None:
-            self._captures.terminate_all()
+        for table in self._tables():
+            table.terminate_all()
 
     async def end(self) -> None:
         """Kill and forget all processes."""
-        await self.processes.end()
-        if self._captures is not None:
-            await self._captures.end()
+        for table in self._tables():
+            await table.end()
 
     def check_unused(self, process_id: ProcessId) -> None:
         """Raise InvalidRequest if the id names a process, also one that is starting."""
@@ -134,7 +135,8 @@ class Session:
 
     def connection_opened(self, connection: AttachedConnection) -> None:
         self.connection = connection
-        self.processes.keep_recent_output(True)
+        for table in self._tables():
+            table.connection_opened()
         self.processes.resume_reading()
         for attachment in self.attachments.values():
             attachment.skip_to_end()
@@ -143,7 +145,8 @@ class Session:
         """Let the processes run on; the client may resume."""
         self.connection = None
         self._is_paused = False
-        self.processes.keep_recent_output(False)
+        for table in self._tables():
+            table.connection_lost()
         self.processes.resume_reading()
 
 

@@ -322,10 +322,10 @@ def test_forgotten_process_gives_the_space_of_its_recent_output_back(run: Run) -
 def test_no_recent_output_is_kept_for_a_client_that_is_away(run: Run) -> None:
     async def test(world: World) -> None:
         process = await world.start("a")
-        world.table.keep_recent_output(False)
+        world.table.connection_lost()
         await _print(world, process, 2 * _MIB)
         assert process.log.reserved_bytes == 0
-        world.table.keep_recent_output(True)
+        world.table.connection_opened()
         await _print(world, process, _MIB)
         assert process.log.reserved_bytes > 0
 
@@ -353,7 +353,7 @@ def test_detached_processes_keep_no_recent_output(run: Run) -> None:
             session._cleanup_threads,
             limits=table.TableLimits(4, 4, _MIB, 1.0),
         )
-        world.table.keep_recent_output(True)
+        world.table.connection_opened()
         process = await world.start("a")
         await _print(world, process, _MIB)
         os.write(world.stdout[process.id], b"x")

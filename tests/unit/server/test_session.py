@@ -52,7 +52,7 @@ class FakeTable:
         self.emit = emit
         self.calls: list[str] = []
         self.is_empty = True
-        self.keeps_recent_output = True
+        self.is_connected = True
         self.may_end = asyncio.Event()
         self.may_end.set()
 
@@ -62,8 +62,11 @@ class FakeTable:
     def is_starting(self, process_id: ProcessId) -> bool:
         return process_id == "starting"
 
-    def keep_recent_output(self, wanted: bool) -> None:
-        self.keeps_recent_output = wanted
+    def connection_opened(self) -> None:
+        self.is_connected = True
+
+    def connection_lost(self) -> None:
+        self.is_connected = False
 
     def pause_reading(self) -> None:
         self.calls.append("pause_reading")
@@ -107,7 +110,7 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_recent_output_is_kept_only_while_the_client_is_there() -> None:
+def test_the_tables_learn_whether_the_client_is_there() -> None:
     async def scenario() -> None:
         tables: list[FakeTable] = []
 
@@ -116,12 +119,15 @@ def test_recent_output_is_kept_only_while_the_client_is_there() -> None:
             return cast(ProcessTable, tables[-1])
 
         own = sessions.Session(make_table)
-        own.connection_opened(FakeConnection())
-        assert tables[0].keeps_recent_output
         own.connection_lost()
-        assert not tables[0].keeps_recent_output
+        assert [table.is_connected for table in tables] == [False]
         own.connection_opened(FakeConnection())
-        assert tables[0].keeps_recent_output
+        assert [table.is_connected for table in tables] == [True]
+        own.make_captures(lambda notice, params: None)
+        own.connection_lost()
+        assert [table.is_connected for table in tables] == [False, False]
+        own.connection_opened(FakeConnection())
+        assert [table.is_connected for table in tables] == [True, True]
 
     asyncio.run(scenario())
 
