@@ -68,10 +68,39 @@ def test_sessions_of_clients_that_left_do_not_lock_out_others() -> None:
         with server.connect() as busy:
             busy.start(["sleep", "60"])
             session_id = busy.session_id
-        for _ in range(12):
-            server.connect().close()
-        # Sessions without processes gave way, and this one was older than all of them.
+        for argv in (None, ["true"]):
+            for _ in range(12):
+                with server.connect() as client:
+                    if argv is not None:
+                        client.run(argv)
+        # Sessions without running processes gave way; this one was older than all of them.
         _resume(server, session_id).close()
+
+
+def test_new_sessions_do_not_end_running_processes() -> None:
+    constants = {"server.session.MAX_SESSIONS": 2, "server.session.SEARCH_SECONDS": 0.0}
+    with start_patched(constants) as server:
+        clients = [server.connect() for _ in range(2)]
+        names = [client.start(["cat"], pipeStdin=True) for client in clients]
+        for client in clients:
+            client.close()
+
+        text = "at most 2 sessions may exist, and all have a connection or running processes"
+        with server.connect(initialize=False) as another:
+            failure = another.failure("initialize", {"clientName": "another"})
+            assert failure == (-32600, text)
+        for client, name in zip(clients, names, strict=True):
+            with _resume(server, client.session_id) as again:
+                assert not again.call("process/read", {"processId": name})["exited"]
+                again.call("process/terminate", {"processId": name})
+                again.notice("process/closed", name)
+        eventually("there is room", lambda: _has_room(server))
+
+
+def _has_room(server: Server) -> bool:
+    with server.connect(initialize=False) as client:
+        answer = client.answer(client.request("initialize", {"clientName": "another"}))
+        return "result" in answer
 
 
 def _is_known(client: Client, name: str) -> bool:

@@ -118,6 +118,9 @@ class MemoryStream:
 class _Table:
     """A ProcessTable without processes."""
 
+    is_empty = True
+    live_count = 0
+
     def __init__(self) -> None:
         self.calls: list[str] = []
 
