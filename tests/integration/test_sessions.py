@@ -22,7 +22,7 @@ from tests.support.client import (
     start_server,
     survivors,
 )
-from tests.support.server_internals import eventually, own_processes, start_patched
+from tests.support.server_internals import eventually, own_processes, resident_bytes, start_patched
 
 _MIB = 1_048_576
 
@@ -68,10 +68,79 @@ def test_sessions_of_clients_that_left_do_not_lock_out_others() -> None:
         with server.connect() as busy:
             busy.start(["sleep", "60"])
             session_id = busy.session_id
-        for _ in range(12):
-            server.connect().close()
-        # Sessions without processes gave way, and this one was older than all of them.
+        for argv in (None, ["true"]):
+            for _ in range(12):
+                with server.connect() as client:
+                    if argv is not None:
+                        client.run(argv)
+        # Sessions without running processes gave way; this one was older than all of them.
         _resume(server, session_id).close()
+
+
+def test_new_sessions_do_not_end_running_processes() -> None:
+    constants = {"server.session.MAX_SESSIONS": 2, "server.session.SEARCH_SECONDS": 0.0}
+    with start_patched(constants) as server:
+        clients = [server.connect() for _ in range(2)]
+        names = [client.start(["cat"], pipeStdin=True) for client in clients]
+        for client in clients:
+            client.close()
+
+        text = "at most 2 sessions may exist, and all have a connection or running processes"
+        with server.connect(initialize=False) as another:
+            failure = another.failure("initialize", {"clientName": "another"})
+            assert failure == (-32600, text)
+        for client, name in zip(clients, names, strict=True):
+            with _resume(server, client.session_id) as again:
+                assert not again.call("process/read", {"processId": name})["exited"]
+                again.call("process/terminate", {"processId": name})
+                again.notice("process/closed", name)
+        eventually("there is room", lambda: _has_room(server))
+
+
+def _has_room(server: Server) -> bool:
+    with server.connect(initialize=False) as client:
+        answer = client.answer(client.request("initialize", {"clientName": "another"}))
+        return "result" in answer
+
+
+def _is_known(client: Client, name: str) -> bool:
+    answer = client.answer(client.request("process/read", {"processId": name, "afterSeq": 99}))
+    if "error" in answer:
+        assert answer["error"] == {"code": -32600, "message": f"unknown process id {name}"}
+    return "result" in answer
+
+
+def test_sessions_that_keep_much_take_nothing_from_one_that_keeps_little() -> None:
+    with start_patched({"process.retention.SERVER_RETAINED_BYTES": 6 * _MIB}) as server:
+        modest = server.connect()
+        modest.run(["head", "-c", "100000", "/dev/zero"], process_id="finished")
+        running = modest.start(["sh", "-c", "head -c 400000 /dev/zero; exec sleep 60"])
+        eventually(
+            "the output",
+            lambda: modest.call("process/read", {"processId": running, "afterSeq": 40})["chunks"],
+        )
+        modest.close()
+        before = resident_bytes(server)
+        greedy = []
+        for _ in range(5):
+            with server.connect() as client:
+                for number in range(8):
+                    client.run(["head", "-c", "1040000", "/dev/zero"], process_id=str(number))
+                greedy.append(client.session_id)
+        # Otherwise 40 MiB. Free memory returns to the system within some seconds.
+        eventually("less memory", lambda: resident_bytes(server) - before < 20 * _MIB or None, 15)
+        with _resume(server, modest.session_id) as again:
+            for name, size in (("finished", 100_000), (running, 400_000)):
+                read = again.call("process/read", {"processId": name})
+                assert len(_output(read)) == size
+                assert (read["exited"], "lostBytes" in read) == (name == "finished", False)
+        kept = 0
+        for session_id in greedy:
+            with _resume(server, session_id) as again:
+                known = [number for number in range(8) if _is_known(again, str(number))]
+                assert known == list(range(8 - len(known), 8))
+                kept += len(known)
+        assert 3 <= kept <= 6
 
 
 @pytest.mark.quick

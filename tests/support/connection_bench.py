@@ -118,10 +118,16 @@ class MemoryStream:
 class _Table:
     """A ProcessTable without processes."""
 
+    is_empty = True
+    live_count = 0
+
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def keep_recent_output(self, wanted: bool) -> None:
+    def connection_opened(self) -> None:
+        """There is no output."""
+
+    def connection_lost(self) -> None:
         """There is no output."""
 
     def pause_reading(self) -> None:

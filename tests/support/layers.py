@@ -36,7 +36,7 @@ LAYERS = [
     Layer(1, "patching", ("patching", "patching.*"), ("errors",), _PURE),
     # The client narrows by it the results of a command on a server without fs/grep.
     Layer(2, "line patterns", ("filesystem.line_patterns",), ("errors",), _PURE),
-    Layer(2, "output", ("process.output",), ("errors", "protocol"), _PURE),
+    Layer(2, "output", ("process.output", "process.retention"), ("errors", "protocol"), _PURE),
     # The client and its commands import these modules of `host`, which need no Linux.
     Layer(2, "portable", ("host.event_loop", "host.interpreter"), ()),
     Layer(

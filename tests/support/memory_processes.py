@@ -12,6 +12,7 @@ from exec_server.host.threads import ThreadPool
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
 from exec_server.process.process import Process
+from exec_server.process.retention import SERVER_RETAINED_BYTES, RetentionBudget
 from exec_server.process.spawn import Child, ExitReport
 from exec_server.process.table import LaunchMode, ProcessTable, Reaper
 from exec_server.protocol.decoding import Notice
@@ -66,8 +67,14 @@ class World:
         self.owners: dict[ProcessId, Owner] = {}
         self.killed = killed
         self.cleaned_up: list[ProcessId] = []
-        reaper = cast(Reaper, self.reaper)
-        self.table = ProcessTable(self._emit, reaper, threads, threads)
+        self.budget = RetentionBudget(SERVER_RETAINED_BYTES)
+        self._threads = threads
+        self.table = self.make_table()
+
+    def make_table(self) -> ProcessTable:
+        """The table of a further session of the same server."""
+        reaper, threads = cast(Reaper, self.reaper), self._threads
+        return ProcessTable(self._emit, reaper, threads, threads, retention_budget=self.budget)
 
     def _emit(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
         self.events.append(params)
@@ -87,12 +94,17 @@ class World:
         return LaunchMode(spawn)
 
     async def start(
-        self, text: str, *, with_clean_up: bool = False, exit_report: ExitReport | None = None
+        self,
+        text: str,
+        *,
+        command: Command = COMMAND,
+        with_clean_up: bool = False,
+        exit_report: ExitReport | None = None,
     ) -> Process:
         name = ProcessId(text)
         self.table.reserve(name)
         mode = self.mode(name, with_clean_up=with_clean_up, exit_report=exit_report)
-        await self.table.start(name, COMMAND, mode)
+        await self.table.start(name, command, mode)
         process = self.table.get(name)
         assert process is not None
         return process

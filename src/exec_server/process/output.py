@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
+from exec_server.process.retention import LargestFirst, RetentionAccount
 from exec_server.protocol.process import OutputChunk, Stream
 
 # The wire promises clients that no chunk is larger.
@@ -43,6 +44,12 @@ COMPACTED_CHUNKS = 64
 # reported without a byte count. A child that prints single lines as fast as possible gets there
 # after several seconds, one that fills its chunks after 4 GiB.
 DROPPED_SIZES = 1_048_576
+# While the client of a running process is away, its output is counted in these steps, and dropped
+# in them if the budget of the server is used up. The newest output, FREE_BYTES with its
+# bookkeeping, is not counted and never dropped for that: a running process itself takes more. There
+# is room for the last chunk, and as much for sizes of dropped ones, so that a chunk is always left.
+CHARGE_STEP = 65_536
+FREE_BYTES = 4 * CHUNK_BYTES
 
 
 class RecentOutputBudget:
@@ -86,6 +93,34 @@ class RecentOutputBudget:
         self._read_logs.pop(log, None)
 
 
+class Charges:
+    """What logs of one session take from its account while the client is away."""
+
+    __slots__ = ("_logs", "account")
+
+    def __init__(self, account: RetentionAccount) -> None:
+        self.account = account
+        self._logs: LargestFirst[OutputLog] | None = None  # most clients are never away
+
+    def grew(self, log: OutputLog, size: int) -> None:
+        """Count more memory of a log."""
+        if self._logs is None:
+            self._logs = LargestFirst(_charged_bytes)
+        self._logs.grew(log)
+        self.account.add(size)
+
+    def end(self, log: OutputLog) -> None:
+        """Count nothing of a log."""
+        if self._logs is not None:
+            self._logs.discard(log)
+        self.account.remove(log.charged_bytes)
+
+    def give_back(self) -> None:
+        """Drop some output of the log that is charged most; there must be one."""
+        assert self._logs is not None
+        self._logs.largest().give_back()
+
+
 class OutputLog:
     """Retained chunks in order of their numbers, and the counter of those numbers.
 
@@ -94,14 +129,17 @@ class OutputLog:
     """
 
     __slots__ = (
-        *("_budget", "_chunks", "_dropped_sizes", "_forgotten_sizes", "_non_chunk_seqs"),
-        *("_old_seq", "_read_seq", "_total_bytes", "next_seq", "reserved_bytes"),
-        "retained_bytes",
+        *("_budget", "_charges", "_chunks", "_dropped_sizes", "_forgotten_sizes", "_max_bytes"),
+        *("_non_chunk_seqs", "_old_seq", "_read_seq", "_total_bytes", "charged_bytes"),
+        *("next_seq", "reserved_bytes", "retained_bytes"),
     )
 
     def __init__(self, budget: RecentOutputBudget | None = None) -> None:
         self._budget = budget
         self.reserved_bytes = 0  # of the budget
+        self._charges: Charges | None = None
+        self.charged_bytes = 0
+        self._max_bytes = RETAINED_BYTES  # with which `append` need not look further
         self._old_seq = 0  # the last number before the latest call of `age`
         self._read_seq = 0  # the last number that a read has returned
         self._chunks: deque[OutputChunk] | list[OutputChunk] = deque()
@@ -133,10 +171,7 @@ class OutputLog:
         size = len(data)
         self._total_bytes += size
         self.retained_bytes += size
-        if (
-            self.retained_bytes > RETAINED_BYTES + self.reserved_bytes
-            or len(self._chunks) > RETAINED_CHUNKS
-        ):
+        if self.retained_bytes > self._max_bytes or len(self._chunks) > RETAINED_CHUNKS:
             self._make_space()
         return seq
 
@@ -145,6 +180,47 @@ class OutputLog:
             self.retained_bytes > RETAINED_BYTES + self.reserved_bytes and not self._reserve()
         ):
             self._drop_oldest()
+        if self._charges is not None:
+            self._charge_growth()
+
+    def charge(self, charges: Charges) -> None:
+        """Count the memory until `discharge`: the client is away."""
+        self._charges = charges
+        self._set_max_bytes()
+        self._charge_growth()
+
+    def discharge(self) -> None:
+        """Count no memory."""
+        if self._charges is not None:
+            self._charges.end(self)
+            self.charged_bytes = 0
+            self._charges = None
+            self._set_max_bytes()
+
+    def _charge_growth(self) -> None:
+        assert self._charges is not None
+        surplus = self.memory_bytes() - FREE_BYTES - self.charged_bytes
+        if surplus > 0:
+            growth = -(-surplus // CHARGE_STEP) * CHARGE_STEP
+            self.charged_bytes += growth
+            self._charges.grew(self, growth)  # which may call `give_back`
+
+    def give_back(self) -> None:
+        """Drop the oldest output of one CHARGE_STEP, or sizes of what was dropped before."""
+        assert self._charges is not None
+        self.charged_bytes -= CHARGE_STEP
+        while self.memory_bytes() - FREE_BYTES > self.charged_bytes:
+            if self._dropped_sizes.itemsize * len(self._dropped_sizes) > self.retained_bytes:
+                self._forget_sizes()
+            else:
+                self._drop_oldest()
+        self._charges.account.remove(CHARGE_STEP)
+
+    def _set_max_bytes(self) -> None:
+        if self._charges is None:
+            self._max_bytes = RETAINED_BYTES + self.reserved_bytes
+        else:
+            self._max_bytes = -1  # each chunk is looked at
 
     def _drop_oldest(self) -> None:
         size = len(self._chunks[0].chunk)
@@ -152,8 +228,13 @@ class OutputLog:
         self.retained_bytes -= size
         self._dropped_sizes.append(size)
         if len(self._dropped_sizes) > DROPPED_SIZES:
-            del self._dropped_sizes[: DROPPED_SIZES // 2]
-            self._forgotten_sizes += DROPPED_SIZES // 2
+            self._forget_sizes()
+
+    def _forget_sizes(self) -> None:
+        """Forget the older half of the sizes of dropped chunks."""
+        count = len(self._dropped_sizes) // 2
+        del self._dropped_sizes[:count]
+        self._forgotten_sizes += count
 
     def _reserve(self) -> bool:
         budget = self._budget
@@ -162,6 +243,7 @@ class OutputLog:
         if self.reserved_bytes + RETAINED_BYTES >= RECENT_BYTES or not budget.reserve(RECENT_STEP):
             return False
         self.reserved_bytes += RECENT_STEP
+        self._set_max_bytes()
         return True
 
     def recent_seconds(self) -> float:
@@ -197,6 +279,7 @@ class OutputLog:
         kept = -(-surplus // RECENT_STEP) * RECENT_STEP
         self._budget.release(self.reserved_bytes - kept)
         self.reserved_bytes = kept
+        self._set_max_bytes()
         if not kept:
             self._budget.remove_read_log(self)
 
@@ -285,3 +368,7 @@ class OutputLog:
             newer.append(chunk)
         newer.reverse()
         return newer
+
+
+def _charged_bytes(log: OutputLog) -> int:
+    return log.charged_bytes

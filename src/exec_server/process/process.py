@@ -49,9 +49,12 @@ DRAINED_BYTES = READ_BYTES
 DENIAL_CHECK_SECONDS = 0.02
 # Ids of accepted writes by which a repeated request is recognised; the oldest are dropped.
 WRITE_IDS = 4096
-WRITE_ID_COST = 384  # upper bound for the memory of one id, in bytes
-# Upper bound for the memory of a closed process in bytes, without its output, its id and its words.
+WRITE_ID_COST = 192  # upper bound for the memory of one id in bytes, without its characters
+# Upper bound for the memory of a closed process in bytes, without its output and its texts.
 CLOSED_COST = 2048
+# Upper bound for the memory of a character that is not ASCII, or is in a text with one: 4 bytes of
+# the text, and 4 of its encoded form, which stays with the text once it has been sent.
+WIDE_CHARACTER_COST = 8
 # Characters of a command line kept for process/list; a whole command line may have megabytes.
 LISTED_ARGV = 1024
 # A terminal's keys send these signals to the foreground job, not to the session leader's group.
@@ -186,7 +189,9 @@ class Process:
     ) -> None:
         self.id = process_id
         self.tty = command.tty
-        self._argv = _truncated(command.argv, LISTED_ARGV)
+        # One text: a list of short words takes ten times the memory. No word contains a NUL.
+        words = _truncated(command.argv, LISTED_ARGV)
+        self._argv = "\0".join(words).encode("utf-8", "surrogatepass")
         self.pid = child.pid
         self.owner = owner
         self.log = OutputLog(recent_budget)
@@ -341,10 +346,12 @@ class Process:
                 self._write_ids[write_id] = None
 
     def memory_bytes(self) -> int:
-        """The approximate memory of a closed process."""
-        texts = len(self.id) + sum(map(len, self._argv))
-        ids = WRITE_ID_COST * len(self._write_ids)
-        return CLOSED_COST + texts + ids + self.log.memory_bytes()
+        """An upper bound for the memory of a closed process."""
+        ids = WRITE_ID_COST * len(self._write_ids) + sum(map(_text_bytes, self._write_ids))
+        denial = self._denial[1]
+        texts = () if denial is None else (denial.text, denial.path, denial.rule)
+        names = _text_bytes(self.id) + len(self._argv) + sum(_text_bytes(each) for each in texts)
+        return CLOSED_COST + names + ids + self.log.memory_bytes()
 
     def _close_stdin(self) -> None:
         """Close the descriptor of stdin; for a terminal that is the output's descriptor too."""
@@ -365,11 +372,10 @@ class Process:
 
     def summary(self) -> wire.Listed:
         """The current entry of this process in process/list."""
+        argv = self._argv.decode("utf-8", "surrogatepass").split("\0")
         running, code = self.exit_code is None, self.exit_code
         next_seq = self.log.next_seq
-        return wire.Listed(
-            self.id, self._argv, self.tty, running, code, self.closed, next_seq, self.pid
-        )
+        return wire.Listed(self.id, argv, self.tty, running, code, self.closed, next_seq, self.pid)
 
     async def next_event(self) -> None:
         """Wait for output, the exit or the close."""
@@ -487,6 +493,13 @@ class Process:
         self.on_closed = None
         self._outputs = {}  # it is empty, but has the size that it once needed
         self.log.compact()
+
+
+def _text_bytes(text: str | None) -> int:
+    """An upper bound for the memory of the characters of a text."""
+    if text is None:
+        return 0
+    return len(text) if text.isascii() else WIDE_CHARACTER_COST * len(text)
 
 
 def _truncated(words: list[str], size: int) -> list[str]:

@@ -17,8 +17,9 @@ from exec_server.host.event_loop import guarded_call
 from exec_server.host.threads import ThreadPool
 from exec_server.process.command import Command
 from exec_server.process.orphans import Orphans, Owner
-from exec_server.process.output import SESSION_RECENT_BYTES, RecentOutputBudget
+from exec_server.process.output import SESSION_RECENT_BYTES, Charges, RecentOutputBudget
 from exec_server.process.process import DenialCheck, Emit, Process
+from exec_server.process.retention import RetentionBudget
 from exec_server.process.spawn import Child, ExitReport, spawn
 from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import Listed, ProcessId
@@ -33,12 +34,15 @@ RETENTION_SECONDS = 80.0
 MAX_LIVE = 1024
 # Closed processes of one session, and their memory. Above either limit the process that closed
 # first is forgotten before its retention ends. A client that starts 100 commands a second has 8,000
-# of them, and each may take 8 KiB.
+# of them, and each may take 8 KiB. All sessions together have a limit in process.retention.
 MAX_CLOSED = 8192
 CLOSED_BYTES = 64 * 1_048_576
 # Entries of one process/list: all live processes, and as many closed ones. With the longest ids
 # and words, every character escaped, this is just below the 64 MiB limit of a message.
 MAX_LISTED = 2 * MAX_LIVE
+# When a connection is lost, its processes are charged for this long before other clients' events;
+# `server.connection` has the same limit for requests.
+BURST_SECONDS = 0.002
 
 
 class Reaper:
@@ -161,6 +165,7 @@ class ProcessTable:
         retention_seconds: float | None = None,  # of a session; None: RETENTION_SECONDS
         observer: TableObserver | None = None,
         recent_budget: RecentOutputBudget | None = None,  # of the server
+        retention_budget: RetentionBudget | None = None,  # of the server
     ) -> None:
         self._emit = emit
         if retention_seconds is None:
@@ -171,6 +176,14 @@ class ProcessTable:
         self._recent_budget = (
             RecentOutputBudget(SESSION_RECENT_BYTES, recent_budget) if limits is None else None
         )
+        # The limits of another owner than a session are those of the whole server already.
+        self._charges = (
+            Charges(retention_budget.open_account(self._evict))
+            if limits is None and retention_budget is not None
+            else None
+        )
+        self._uncharged: list[Process] = []  # live ones, just after the connection was lost
+        self._is_connected = True
         self._reaper = reaper
         self._spawn_threads = spawn_threads
         self._cleanup_threads = cleanup_threads
@@ -320,6 +333,8 @@ class ProcessTable:
         process.on_closed = partial(self._on_closed, launch_mode.on_closed)
         self._processes[process_id] = process
         self._live[process] = None
+        if not self._is_connected and self._charges is not None:
+            process.log.charge(self._charges)
         if not self._paused:
             process.resume_reading()
         self._watch(process, child)
@@ -373,10 +388,36 @@ class ProcessTable:
         for process in self._live:
             process.resume_reading()
 
-    def keep_recent_output(self, wanted: bool) -> None:
-        """Keep recent output for a client that is there, or no more of it for one that is away."""
+    def connection_opened(self) -> None:
+        """The client is there: recent output is kept for it."""
+        self._is_connected = True
         if self._recent_budget is not None:
-            self._recent_budget.is_open = wanted
+            self._recent_budget.is_open = True
+        self._uncharged.clear()
+        for process in self._live:
+            process.log.discharge()
+
+    def connection_lost(self) -> None:
+        """The client is away: its output takes memory of the server's budget."""
+        self._is_connected = False
+        if self._recent_budget is not None:
+            self._recent_budget.is_open = False
+        self._uncharged = list(self._live)
+        self._charge_some()
+
+    def _charge_some(self) -> None:
+        """Charge the output of live processes, and of the rest after the events of other clients.
+
+        Output that exceeds the budget is dropped, which takes long if it consists of small chunks.
+        """
+        until = self._loop.time() + BURST_SECONDS
+        while self._uncharged and self._charges is not None:
+            process = self._uncharged.pop()
+            if not process.closed:
+                process.log.charge(self._charges)
+            if self._loop.time() >= until:
+                self._loop.call_soon(self._charge_some)
+                break
 
     def terminate(self, process_id: ProcessId) -> bool:
         """Kill a process with all its descendants; True if it was running."""
@@ -409,15 +450,27 @@ class ProcessTable:
     def _on_closed(self, on_closed: Callable[[], None] | None, process: Process) -> None:
         if on_closed is not None:
             on_closed()
-        limits = self._limits
         del self._live[process]
+        process.log.discharge()
+        limits, size = self._limits, process.memory_bytes()
+        while self._closed and (
+            len(self._closed) >= limits.closed or self._closed_bytes + size > limits.closed_bytes
+        ):
+            self._forget(next(iter(self._closed)))
         self._closed[process] = self._loop.time() + limits.retention_seconds
         if self._expiry is None:
             self._expiry = self._loop.call_later(limits.retention_seconds, self._expire)
-        self._closed_sizes[process] = process.memory_bytes()
-        self._closed_bytes += self._closed_sizes[process]
-        while len(self._closed) > limits.closed or self._closed_bytes > limits.closed_bytes:
+        self._closed_sizes[process] = size
+        self._closed_bytes += size
+        if self._charges is not None:
+            self._charges.account.add(size)
+
+    def _evict(self) -> None:
+        """Free memory: forget the process that closed first, or drop some output of a live one."""
+        if self._closed:
             self._forget(next(iter(self._closed)))
+        elif self._charges is not None:
+            self._charges.give_back()
 
     def _expire(self) -> None:
         """Forget the processes whose retention has ended, and wait for the next one."""
@@ -440,7 +493,10 @@ class ProcessTable:
 
     def _forget(self, process: Process) -> None:
         del self._closed[process]
-        self._closed_bytes -= self._closed_sizes.pop(process)
+        size = self._closed_sizes.pop(process)
+        self._closed_bytes -= size
+        if self._charges is not None:
+            self._charges.account.remove(size)
         process.release_recent_output()
         del self._processes[process.id]
         if self._observer is not None:
@@ -449,6 +505,7 @@ class ProcessTable:
     async def end(self) -> None:
         """Kill and forget all processes of the session; returns when all are dead."""
         self._ended = True
+        self._uncharged.clear()
         for process_id in self._starting:
             self._cancel_start(process_id)
         processes = list(self._processes.values())
@@ -464,6 +521,8 @@ class ProcessTable:
             process.release_recent_output()
         if self._expiry is not None:
             self._expiry.cancel()
+        if self._charges is not None:
+            self._charges.account.remove(self._charges.account.size)
         self._live.clear()
         self._closed.clear()
         self._closed_sizes.clear()

@@ -20,6 +20,7 @@ from exec_server.host.event_loop import GuardedTasks, guarded_call
 from exec_server.host.threads import ThreadPool, start_lookup_threads
 from exec_server.net.stream import ReceiverFactory, StreamRevoked
 from exec_server.process.output import SERVER_RECENT_BYTES, RecentOutputBudget
+from exec_server.process.retention import SERVER_RETAINED_BYTES, RetentionBudget
 from exec_server.process.table import RETENTION_SECONDS, ProcessTable, Reaper
 from exec_server.proxy.resources import ProxyResources
 from exec_server.sandbox.sandboxes import Sandboxes
@@ -210,6 +211,7 @@ def _table_maker(
         spawn_threads=spawning,
         cleanup_threads=cleaning,
         recent_budget=RecentOutputBudget(SERVER_RECENT_BYTES),
+        retention_budget=RetentionBudget(SERVER_RETAINED_BYTES),
         retention_seconds=retention,
     )
 

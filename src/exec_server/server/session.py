@@ -22,9 +22,12 @@ from exec_server.server.detached import Attachment, Broadcast
 log = logging.getLogger(__name__)
 
 # Sessions: as many as connections, 4,096, and twice as many detached ones, which clients that come
-# and go at a rate of 100 a second leave behind. Beyond this a detached session ends before its
-# retention; `initialize` is refused only if all are attached.
+# and go at a rate of 100 a second leave behind. Beyond this a detached session without running
+# processes ends before its retention; `initialize` is refused if there is none.
 MAX_SESSIONS = 12_288
+# Looking through all sessions for processes that have ended takes milliseconds, so it is done once
+# in this time. Until then `initialize` may be refused without need.
+SEARCH_SECONDS = 0.1
 # A kill is immediate, except for a child in an uninterruptible system call.
 END_SECONDS = 5.0
 
@@ -70,17 +73,18 @@ class Session:
         self._captures = self._make_table(emit)
         return self._captures
 
+    def _tables(self) -> list[ProcessTable]:
+        return [self.processes] if self._captures is None else [self.processes, self._captures]
+
     def terminate_all(self) -> None:
         """Kill all processes, and each later one as soon as it has started."""
-        self.processes.terminate_all()
-        if self._captures is not None:
-            self._captures.terminate_all()
+        for table in self._tables():
+            table.terminate_all()
 
     async def end(self) -> None:
         """Kill and forget all processes."""
-        await self.processes.end()
-        if self._captures is not None:
-            await self._captures.end()
+        for table in self._tables():
+            await table.end()
 
     def check_unused(self, process_id: ProcessId) -> None:
         """Raise InvalidRequest if the id names a process, also one that is starting."""
@@ -134,7 +138,8 @@ class Session:
 
     def connection_opened(self, connection: AttachedConnection) -> None:
         self.connection = connection
-        self.processes.keep_recent_output(True)
+        for table in self._tables():
+            table.connection_opened()
         self.processes.resume_reading()
         for attachment in self.attachments.values():
             attachment.skip_to_end()
@@ -143,7 +148,8 @@ class Session:
         """Let the processes run on; the client may resume."""
         self.connection = None
         self._is_paused = False
-        self.processes.keep_recent_output(False)
+        for table in self._tables():
+            table.connection_lost()
         self.processes.resume_reading()
 
 
@@ -157,8 +163,12 @@ class SessionRegistry:
         self._tasks = tasks
         self._retention = retention
         self._sessions: dict[SessionId, Session] = {}
-        # Of the detached sessions, in the order of their detaching.
+        # Of the detached sessions.
         self._expiries: dict[SessionId, asyncio.TimerHandle] = {}
+        # They had no process, only finished ones, or running ones when they were detached; in each
+        # group in the order of detaching. A detached session starts no process.
+        self._groups: tuple[dict[SessionId, None], ...] = ({}, {}, {})
+        self._next_search = 0.0
         self.has_had_clients = False
 
     def create(self, connection: AttachedConnection) -> Session:
@@ -182,7 +192,7 @@ class SessionRegistry:
         if session.connection is not None:
             session.connection.probe()
             raise SessionAttached(f"session {session_id} is already attached to another connection")
-        self._expiries.pop(session.id).cancel()
+        self._leave_detached(session)
         session.connection_opened(connection)
         return session
 
@@ -196,6 +206,14 @@ class SessionRegistry:
             return
         loop = asyncio.get_running_loop()
         self._expiries[session.id] = loop.call_later(self._retention, self._expire, session)
+        processes = session.processes
+        group = 2 if processes.live_count else 0 if processes.is_empty else 1
+        self._groups[group][session.id] = None
+
+    def _leave_detached(self, session: Session) -> None:
+        self._expiries.pop(session.id).cancel()
+        for group in self._groups:
+            group.pop(session.id, None)
 
     def end_of_stream(self, stream_id: str) -> None:
         """End the session whose last connection came by this relayed stream, attached or not."""
@@ -203,27 +221,42 @@ class SessionRegistry:
             log.warning("session %s ends: the token of its client is revoked", session.id)
             session.connection = None
             if session.id in self._expiries:
-                self._expiries.pop(session.id).cancel()
+                self._leave_detached(session)
             self._end(session)
 
     def _evict(self) -> None:
-        """End the oldest detached session, one without processes if there is any.
+        """End the oldest detached session without running processes, one without any if possible.
 
-        Clients that connect and leave at once must not lock out others, nor end the sessions
-        of clients whose connection broke while their processes run.
+        Clients that connect and leave at once must not lock out others. Nor must they end running
+        processes of clients whose connection broke: then raises InvalidRequest.
         """
-        oldest = next(iter(self._expiries), None)
-        if oldest is None:
-            raise InvalidRequest(f"at most {MAX_SESSIONS} sessions may exist")
-        empty = (each for each in self._expiries if self._sessions[each].processes.is_empty)
-        evicted = next(empty, oldest)
-        log.info("session %s ends early: at most %d sessions may exist", evicted, MAX_SESSIONS)
-        self._expiries.pop(evicted).cancel()
-        self._end(self._sessions[evicted])
+        session = self._expendable()
+        if session is None:
+            raise InvalidRequest(
+                f"at most {MAX_SESSIONS} sessions may exist, and all have a connection or running "
+                "processes"
+            )
+        log.info("session %s ends early: at most %d sessions may exist", session.id, MAX_SESSIONS)
+        self._leave_detached(session)
+        self._end(session)
+
+    def _expendable(self) -> Session | None:
+        empty, finished, running = self._groups
+        first = next(iter(empty or finished), None)
+        if first is not None:
+            return self._sessions[first]
+        now = asyncio.get_running_loop().time()
+        if now < self._next_search:
+            return None
+        for session_id in running:
+            if not self._sessions[session_id].processes.live_count:
+                return self._sessions[session_id]
+        self._next_search = now + SEARCH_SECONDS
+        return None
 
     def _expire(self, session: Session) -> None:
         log.info("session %s expired", session.id)
-        del self._expiries[session.id]
+        self._leave_detached(session)
         self._end(session)
 
     def _end(self, session: Session) -> None:
@@ -243,6 +276,8 @@ class SessionRegistry:
         for timer in self._expiries.values():
             timer.cancel()
         self._expiries.clear()
+        for detached in self._groups:
+            detached.clear()
         async with asyncio.TaskGroup() as group:
             tasks = GuardedTasks(group)
             for session in self._sessions.values():

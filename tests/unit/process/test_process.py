@@ -436,7 +436,7 @@ def test_only_the_last_write_ids_are_remembered(monkeypatch: pytest.MonkeyPatch)
         world.process.write(b"b", "b")
         world.process.write(b"a", "a")
         assert os.read(world.stdin, 100) == b"abca"
-        ids = 2 * process.WRITE_ID_COST
+        ids = 2 * (process.WRITE_ID_COST + 1)
         assert world.process.memory_bytes() == process.CLOSED_COST + len(_ID) + len("cmd") + ids
         await world.finish()
 
@@ -482,6 +482,22 @@ def test_a_closed_process_keeps_nothing_of_its_launch() -> None:
         await world.finish()
         del policy, check
         assert released() is None
+
+    _run(test)
+
+
+def test_the_memory_of_a_closed_process_counts_its_texts() -> None:
+    async def test() -> None:
+        denial = Denial("a" * 10, "ü" * 10, None, "b" * 5)
+        world = _world(argv=["ü", "", "c"], check=lambda code, output: (True, denial))
+        world.process.write(b"", "d" * 9)
+        world.process.write(b"", "€" * 2)
+        await world.finish()
+        wide = process.WIDE_CHARACTER_COST
+        texts = len(_ID) + len("ü\0\0c".encode()) + 15 + 10 * wide
+        ids = 2 * process.WRITE_ID_COST + 9 + 2 * wide
+        assert world.process.memory_bytes() == process.CLOSED_COST + texts + ids
+        assert world.process.summary().argv == ["ü", "", "c"]
 
     _run(test)
 

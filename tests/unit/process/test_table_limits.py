@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import cast
 
+import msgspec
 import pytest
 from tests.support.clock import Clock
 from tests.support.memory_processes import COMMAND, Run, World
@@ -88,12 +89,17 @@ def test_one_timer_forgets_all_closed_processes(run: Run) -> None:
 
 # At 100 starts a second this many have closed within RETENTION_SECONDS.
 _CLOSED = 8000
+# A text with one such character has 4 bytes for each of its characters.
+_EMOJI = "\U0001f600"
 
 
-async def _finish_many(world: World, names: Iterable[str]) -> None:
+async def _finish_many(world: World, names: Iterable[str], *words: str) -> None:
     """Start and finish commands that print a line; the test keeps nothing of them."""
     for name in names:
-        process = await world.start(name)
+        # Copies, as each request has its own words.
+        command = Command(["cmd", *(word + str(len(word)) for word in words)], "/", {})
+        process = await world.start(name, command=command)
+        msgspec.json.encode(process.summary())  # the encoded form of an id stays in memory
         os.write(world.stdout[process.id], b"one line of output\n")
         await world.finish(name)
         del world.pids[process.id], world.owners[process.id]
@@ -115,7 +121,19 @@ def test_all_quick_commands_of_the_retention_are_kept(run: Run) -> None:
     run(test)
 
 
-def test_a_closed_process_costs_no_more_than_is_counted_and_no_descriptor(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "words"),
+    [
+        ("0123456789abcdef", []),
+        (_EMOJI + 4085 * "a", []),
+        ("a", ["Ā"] * 511),
+        ("a", [_EMOJI + 1000 * "a"]),
+    ],
+    ids=["usual", "wide id", "many words", "wide word"],
+)
+def test_a_closed_process_costs_no_more_than_is_counted_and_no_descriptor(
+    run: Run, suffix: str, words: list[str]
+) -> None:
     async def test(world: World) -> None:
         await _finish_many(world, (f"warm-up-{number}" for number in range(10)))
         gc.collect()
@@ -123,7 +141,7 @@ def test_a_closed_process_costs_no_more_than_is_counted_and_no_descriptor(run: R
         tracemalloc.start()
         try:
             before, _ = tracemalloc.get_traced_memory()
-            await _finish_many(world, (f"{number}-0123456789abcdef" for number in range(200)))
+            await _finish_many(world, (f"{number}-{suffix}" for number in range(200)), *words)
             gc.collect()
             grown = tracemalloc.get_traced_memory()[0] - before
         finally:
@@ -304,10 +322,10 @@ def test_forgotten_process_gives_the_space_of_its_recent_output_back(run: Run) -
 def test_no_recent_output_is_kept_for_a_client_that_is_away(run: Run) -> None:
     async def test(world: World) -> None:
         process = await world.start("a")
-        world.table.keep_recent_output(False)
+        world.table.connection_lost()
         await _print(world, process, 2 * _MIB)
         assert process.log.reserved_bytes == 0
-        world.table.keep_recent_output(True)
+        world.table.connection_opened()
         await _print(world, process, _MIB)
         assert process.log.reserved_bytes > 0
 
@@ -335,7 +353,7 @@ def test_detached_processes_keep_no_recent_output(run: Run) -> None:
             session._cleanup_threads,
             limits=table.TableLimits(4, 4, _MIB, 1.0),
         )
-        world.table.keep_recent_output(True)
+        world.table.connection_opened()
         process = await world.start("a")
         await _print(world, process, _MIB)
         os.write(world.stdout[process.id], b"x")

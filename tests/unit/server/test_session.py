@@ -52,7 +52,8 @@ class FakeTable:
         self.emit = emit
         self.calls: list[str] = []
         self.is_empty = True
-        self.keeps_recent_output = True
+        self.live_count = 0
+        self.is_connected = True
         self.may_end = asyncio.Event()
         self.may_end.set()
 
@@ -62,8 +63,11 @@ class FakeTable:
     def is_starting(self, process_id: ProcessId) -> bool:
         return process_id == "starting"
 
-    def keep_recent_output(self, wanted: bool) -> None:
-        self.keeps_recent_output = wanted
+    def connection_opened(self) -> None:
+        self.is_connected = True
+
+    def connection_lost(self) -> None:
+        self.is_connected = False
 
     def pause_reading(self) -> None:
         self.calls.append("pause_reading")
@@ -107,7 +111,7 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_recent_output_is_kept_only_while_the_client_is_there() -> None:
+def test_the_tables_learn_whether_the_client_is_there() -> None:
     async def scenario() -> None:
         tables: list[FakeTable] = []
 
@@ -116,12 +120,15 @@ def test_recent_output_is_kept_only_while_the_client_is_there() -> None:
             return cast(ProcessTable, tables[-1])
 
         own = sessions.Session(make_table)
-        own.connection_opened(FakeConnection())
-        assert tables[0].keeps_recent_output
         own.connection_lost()
-        assert not tables[0].keeps_recent_output
+        assert [table.is_connected for table in tables] == [False]
         own.connection_opened(FakeConnection())
-        assert tables[0].keeps_recent_output
+        assert [table.is_connected for table in tables] == [True]
+        own.make_captures(lambda notice, params: None)
+        own.connection_lost()
+        assert [table.is_connected for table in tables] == [False, False]
+        own.connection_opened(FakeConnection())
+        assert [table.is_connected for table in tables] == [True, True]
 
     asyncio.run(scenario())
 
@@ -297,6 +304,70 @@ def test_sessions_without_processes_give_way_first(monkeypatch: pytest.MonkeyPat
         for session in made:
             bench.registry.detach(session)
         for expected in ([2], [0, 2], [0, 1, 2]):
+            bench.registry.create(FakeConnection())
+            await _settle()
+            assert _evicted(bench) == expected
+
+    _run(scenario)
+
+
+_FULL = "at most 2 sessions may exist, and all have a connection or running processes"
+
+
+def test_a_session_with_running_processes_never_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(sessions, "SEARCH_SECONDS", 0.0)
+
+    async def scenario(bench: Bench) -> None:
+        made = [bench.registry.create(FakeConnection()) for _ in range(2)]
+        for table, session in zip(bench.tables, made, strict=True):
+            table.live_count, table.is_empty = 1, False
+            bench.registry.detach(session)
+        with pytest.raises(InvalidRequest, match=_FULL):
+            bench.registry.create(FakeConnection())
+        assert _evicted(bench) == []
+        bench.tables[1].live_count = 0  # its process has ended
+        bench.registry.create(FakeConnection())
+        await _settle()
+        assert _evicted(bench) == [1]
+        assert bench.registry.resume(made[0].id, FakeConnection()) is made[0]
+
+    _run(scenario)
+
+
+def test_a_full_server_seldom_searches_for_ended_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(sessions, "SEARCH_SECONDS", 1000.0)
+
+    async def scenario(bench: Bench) -> None:
+        made = [bench.registry.create(FakeConnection()) for _ in range(2)]
+        bench.tables[0].live_count = 1
+        bench.registry.detach(made[0])
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match=_FULL):
+                bench.registry.create(FakeConnection())
+            bench.tables[0].live_count = 0
+        bench.registry.detach(made[1])  # this needs no search
+        bench.registry.create(FakeConnection())
+        await _settle()
+        assert _evicted(bench) == [1]
+
+    _run(scenario)
+
+
+def test_a_session_with_finished_processes_gives_way_before_running_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
+
+    async def scenario(bench: Bench) -> None:
+        made = [bench.registry.create(FakeConnection()) for _ in range(3)]
+        for table in bench.tables[:2]:
+            table.is_empty = False
+        bench.tables[0].live_count = 1
+        for session in made:
+            bench.registry.detach(session)
+        for expected in ([2], [1, 2]):
             bench.registry.create(FakeConnection())
             await _settle()
             assert _evicted(bench) == expected
