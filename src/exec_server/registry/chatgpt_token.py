@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from exec_server.registry.decoding import decode_json
+
 _ACCOUNT = "https://api.openai.com/auth"
 
 
@@ -65,6 +67,6 @@ def _decode(token: str, kind: type[Any]) -> Any:
     if len(rest) < 2 or not (head and rest[0] and rest[1]):
         raise ValueError("the token is not a JWT")
     try:
-        return msgspec.json.decode(urlsafe_b64decode(rest[0] + "=" * 3), type=kind)
-    except (ValueError, msgspec.MsgspecError, RecursionError):
+        return decode_json(urlsafe_b64decode(rest[0] + "=" * 3), kind)
+    except ValueError:
         raise ValueError("the token is not a JWT") from None

@@ -20,12 +20,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from exec_server.errors import RegistryError, RegistryUnavailable, StartupError, os_error_text
 from exec_server.registry.chatgpt_token import account_claims, expiry, token_headers
+from exec_server.registry.decoding import decode_json
 from exec_server.registry.destination import Credential, Destinations, is_encrypted
 from exec_server.registry.http import CompleteResponse, HttpClient, HttpFailed
 
@@ -219,8 +220,8 @@ def load(environ: Mapping[str, str], http: HttpClient) -> StoredSignIn:
 def parse(content: bytes) -> SignIn | None:
     """The sign-in in a file, None if of no known kind; raises ValueError if not JSON."""
     try:
-        state = msgspec.json.decode(content, type=_State)
-    except (msgspec.ValidationError, UnicodeDecodeError):
+        state = decode_json(content, _State)
+    except msgspec.ValidationError:
         return None
     except msgspec.DecodeError:
         raise ValueError("it is not JSON") from None
@@ -264,15 +265,17 @@ def _with_new_tokens(content: bytes, response: CompleteResponse, now: float) -> 
     if not 200 <= response.status < 300:
         raise ValueError(f"the response has status {response.status}")
     try:
-        refreshed = msgspec.json.decode(response.body, type=_Refreshed)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        refreshed = decode_json(response.body, _Refreshed)
+    except msgspec.DecodeError:
         raise ValueError("the response has no tokens") from None
-    state: dict[str, Any] = msgspec.json.decode(content)
-    new = {name: value for name, value in msgspec.structs.asdict(refreshed).items() if value}
-    state["tokens"] |= new
+    # Raw: what this program need not understand, such as a number beyond 64 bits, is copied.
+    state = decode_json(content, dict[str, msgspec.Raw])
+    tokens: dict[str, object] = {**decode_json(state["tokens"], dict[str, msgspec.Raw])}
+    tokens |= {name: value for name, value in msgspec.structs.asdict(refreshed).items() if value}
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
-    state["last_refresh"] = f"{moment}.{int(now % 1 * 1_000_000):06}Z"
-    return msgspec.json.format(msgspec.json.encode(state), indent=2)
+    last_refresh = f"{moment}.{int(now % 1 * 1_000_000):06}Z"
+    new = state | {"tokens": tokens, "last_refresh": last_refresh}
+    return msgspec.json.format(msgspec.json.encode(new), indent=2)
 
 
 def _read(path: Path) -> bytes:

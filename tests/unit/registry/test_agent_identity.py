@@ -187,6 +187,7 @@ def test_tokens_that_are_refused(token: str) -> None:
         answer(200, b'{"keys": [5]}'),
         answer(200, b'{"keys": []}'),
         answer(200, b"\xff"),
+        answer(200, b"[" * 200_000),
         hang_up,
     ],
 )
@@ -203,6 +204,7 @@ def test_key_sets_that_are_none(keys: Answer) -> None:
         (answer(200, b"{}"), 1),
         (answer(200, b"x"), 1),
         (answer(200, {"encrypted_task_id": "AAAA"}), 1),
+        (answer(200, b'{"more": ' + b"[" * 200_000), 1),
         (answer(429), 3),
         (answer(503), 3),
         (hang_up, 3),

@@ -136,6 +136,7 @@ def test_forms(
     "content",
     [
         "nope",
+        '{"more": ' + "[" * 200_000,
         "[]",
         "{}",
         {"auth_mode": "zzz", "OPENAI_API_KEY": "sk-x"},
@@ -245,6 +246,8 @@ def _make_fifo(path: Path) -> None:
     [
         (lambda path: path.write_text(""), "it is not JSON"),
         (lambda path: path.write_text('{"tokens": {"id_token": "'), "it is not JSON"),
+        (lambda path: path.write_bytes(b'{"auth_mode": "\xff"}'), "it is not JSON"),
+        (lambda path: path.write_text('{"more": ' + "[" * 200_000), "it is not JSON"),
         (lambda path: path.write_bytes(b" " * (FILE_BYTES + 1)), "it has more than 1048576 bytes"),
         (_make_fifo, "it is not a regular file"),
         (lambda path: (path.unlink(), path.mkdir()), "Is a directory (os error 21)"),
@@ -352,6 +355,10 @@ def test_requests_at_the_same_time_refresh_once(tmp_path: Path) -> None:
         (_answer(400, error="s3cret"), "the response has status 400"),
         (CompleteResponse(200, "", [], b"s3cret"), "the response has no tokens"),
         (CompleteResponse(200, "", [], b"[]"), "the response has no tokens"),
+        (
+            CompleteResponse(200, "", [], b'{"more": ' + b"[" * 200_000),
+            "the response has no tokens",
+        ),
         (_answer(access_token=5), "the response has no tokens"),
         (
             _answer(id_token=_id_token(chatgpt_user_id="u-2"), access_token="x"),
@@ -425,6 +432,15 @@ def test_a_sign_out_during_a_refresh_counts(tmp_path: Path) -> None:
     stored, _ = _refreshable(path, path.unlink, _answer(access_token="ours"))
     assert "was removed" in _run(_error(stored.renew(_headers(stored))))
     assert not path.exists()
+
+
+def test_members_of_other_programs_are_copied(tmp_path: Path) -> None:
+    path = tmp_path / "auth.json"
+    others = '"large": 123456789012345678901234567890, "infinite": 1e999'
+    _write(path, json.dumps({"tokens": _tokens()})[:-1] + f", {others}}}")
+    stored = _stored(path, _Issuer(_answer(access_token="new")))
+    assert _run(stored.renew(_headers(stored)))
+    assert "".join(path.read_text().split()).find("".join(others.split())) > 0
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
