@@ -25,7 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from exec_server.errors import RegistryError, RegistryUnavailable, StartupError, os_error_text
-from exec_server.registry.chatgpt_token import account_claims, expiry, token_headers
+from exec_server.registry.chatgpt_token import account_claims, expiry, is_visible, token_headers
 from exec_server.registry.decoding import decode_json
 from exec_server.registry.destination import Credential, Destinations, is_encrypted
 from exec_server.registry.http import CompleteResponse, HttpClient, HttpFailed
@@ -218,7 +218,7 @@ def load(environ: Mapping[str, str], http: HttpClient) -> StoredSignIn:
 
 
 def parse(content: bytes) -> SignIn | None:
-    """The sign-in in a file, None if of no known kind; raises ValueError if not JSON."""
+    """The sign-in in a file, None if of no known kind; raises ValueError if it is damaged."""
     try:
         state = decode_json(content, _State)
     except msgspec.ValidationError:
@@ -227,6 +227,7 @@ def parse(content: bytes) -> SignIn | None:
         raise ValueError("it is not JSON") from None
     mode = state.auth_mode
     if mode in (None, "apikey") and state.api_key:
+        _check_sendable(state.api_key)
         return SignIn((("authorization", f"Bearer {state.api_key}"),), is_api_key=True)
     if mode not in (None, "chatgpt", "chatgptAuthTokens") or state.tokens is None:
         return None
@@ -239,6 +240,8 @@ def _account_sign_in(tokens: _Tokens, *, may_refresh: bool) -> SignIn | None:
         claims = account_claims(tokens.id_token)
     except ValueError:
         return None
+    _check_sendable(tokens.access_token)
+    _check_sendable(tokens.account_id or "-")
     return SignIn(
         tuple(token_headers(tokens.access_token, tokens.account_id, claims)),
         is_api_key=False,
@@ -247,6 +250,11 @@ def _account_sign_in(tokens: _Tokens, *, may_refresh: bool) -> SignIn | None:
         expires_at=expiry(tokens.access_token),
         refresh_token=(tokens.refresh_token or None) if may_refresh else None,
     )
+
+
+def _check_sendable(text: str) -> None:
+    if not is_visible(text):
+        raise ValueError("its key, token or account has other characters than visible ASCII")
 
 
 def _difference(bound: SignIn, found: SignIn | None) -> str:
@@ -268,10 +276,13 @@ def _with_new_tokens(content: bytes, response: CompleteResponse, now: float) -> 
         refreshed = decode_json(response.body, _Refreshed)
     except msgspec.DecodeError:
         raise ValueError("the response has no tokens") from None
+    new_tokens = {name: v for name, v in msgspec.structs.asdict(refreshed).items() if v}
+    if not all(map(is_visible, new_tokens.values())):
+        raise ValueError("the response has a token with other characters than visible ASCII")
     # Raw: what this program need not understand, such as a number beyond 64 bits, is copied.
     state = decode_json(content, dict[str, msgspec.Raw])
     tokens: dict[str, object] = {**decode_json(state["tokens"], dict[str, msgspec.Raw])}
-    tokens |= {name: value for name, value in msgspec.structs.asdict(refreshed).items() if value}
+    tokens |= new_tokens
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
     last_refresh = f"{moment}.{int(now % 1 * 1_000_000):06}Z"
     new = state | {"tokens": tokens, "last_refresh": last_refresh}

@@ -143,6 +143,10 @@ def test_forms(
         {"auth_mode": "apikey", "OPENAI_API_KEY": None, "tokens": _tokens()},
         {"auth_mode": "chatgpt", "OPENAI_API_KEY": "sk-x"},
         {"OPENAI_API_KEY": ""},
+        {"OPENAI_API_KEY": "sk-x\n"},
+        {"tokens": _tokens(access_token="a\r\nX: y")},
+        {"tokens": _tokens(access_token="")},
+        {"tokens": _tokens(account_id="é")},
         {"OPENAI_API_KEY": 5},
         {"tokens": {"access_token": "access"}},
         {"tokens": _tokens(id_token="x")},
@@ -249,6 +253,7 @@ def _make_fifo(path: Path) -> None:
         (lambda path: path.write_bytes(b'{"auth_mode": "\xff"}'), "it is not JSON"),
         (lambda path: path.write_text('{"more": ' + "[" * 200_000), "it is not JSON"),
         (lambda path: path.write_bytes(b" " * (FILE_BYTES + 1)), "it has more than 1048576 bytes"),
+        (lambda path: _write(path, {"tokens": _tokens(access_token="a b")}), "visible ASCII"),
         (_make_fifo, "it is not a regular file"),
         (lambda path: (path.unlink(), path.mkdir()), "Is a directory (os error 21)"),
         (lambda path: (path.unlink(), path.symlink_to(path)), "(os error 40)"),
@@ -360,6 +365,13 @@ def test_requests_at_the_same_time_refresh_once(tmp_path: Path) -> None:
             "the response has no tokens",
         ),
         (_answer(access_token=5), "the response has no tokens"),
+        *(
+            (
+                _answer(**cast(Any, {"access_token": "x", name: "s3cret\r\nX: y"})),
+                "the response has a token with other characters than visible ASCII",
+            )
+            for name in ("id_token", "access_token", "refresh_token")
+        ),
         (
             _answer(id_token=_id_token(chatgpt_user_id="u-2"), access_token="x"),
             "the response is for another account or user",
