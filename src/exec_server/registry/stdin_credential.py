@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from exec_server.errors import RegistryError, StartupError, os_error_text
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.registry.chatgpt_token import account_claims, is_visible, token_headers
 from exec_server.registry.destination import Credential, Destinations
 
@@ -110,7 +111,7 @@ class StdinCredential(Credential):
             raise RegistryError(_UNSIGNED + _EXPIRED)
         return list(self._newest.headers)
 
-    async def ready(self) -> None:
+    async def ready(self, tasks: GuardedTasks) -> None:
         """Start reading, and wait for the first line; raises StartupError."""
         if self._form.needs_pipe and not _is_pipe(self._descriptor):
             raise StartupError(_NO_PIPE)

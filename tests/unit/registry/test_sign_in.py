@@ -8,13 +8,14 @@ import logging
 import os
 import stat
 from base64 import urlsafe_b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pytest
 
 from exec_server.errors import RegistryError, RegistryUnavailable
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.registry import sign_in
 from exec_server.registry.destination import Destinations
 from exec_server.registry.http import CompleteResponse, HttpFailed
@@ -44,10 +45,18 @@ def _write(path: Path, content: Any) -> None:
     os.replace(new, path)
 
 
+class _Hold:
+    """Delays an answer."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.released = asyncio.Event()
+
+
 class _Issuer:
     """Answers refreshes in order; an HttpClient."""
 
-    def __init__(self, *answers: CompleteResponse | HttpFailed | Callable[[], None]) -> None:
+    def __init__(self, *answers: CompleteResponse | HttpFailed | Callable[[], None] | _Hold):
         self.answers = list(answers)
         self.requests: list[Any] = []
 
@@ -58,7 +67,11 @@ class _Issuer:
         assert ("content-type", "application/json") in headers
         self.requests.append(json.loads(body))
         answer = self.answers.pop(0)
-        if callable(answer):  # something happens meanwhile
+        if isinstance(answer, _Hold):
+            answer.asked.set()
+            await answer.released.wait()
+            answer = self.answers.pop(0)
+        elif callable(answer):  # something happens meanwhile
             answer()
             answer = self.answers.pop(0)
         await asyncio.sleep(0)
@@ -68,16 +81,48 @@ class _Issuer:
         return answer
 
 
-def _stored(path: Path, issuer: _Issuer | None = None) -> StoredSignIn:
+class _Server:
+    """The tasks of a server, for one event loop after the other; GuardedTasks."""
+
+    tasks: GuardedTasks
+
+    def create_task(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self.tasks.create_task(job)
+
+    def run(self, job: Awaitable[T]) -> T:
+        async def run() -> T:
+            async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+                self.tasks = GuardedTasks(group)
+                try:
+                    return await job
+                except RegistryError as error:  # as itself, not in a group
+                    failure = error
+                finally:
+                    await self.tasks.finish(10)
+            raise failure
+
+        return asyncio.run(run())
+
+
+_SERVER = _Server()
+_run = _SERVER.run
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = _NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _stored(
+    path: Path, issuer: _Issuer | None = None, clock: Callable[[], float] = lambda: _NOW
+) -> StoredSignIn:
     http = cast(Any, issuer or _Issuer())
-    return StoredSignIn(path, http, "http://localhost/token", lambda: _NOW)
-
-
-def _run(job: Awaitable[T]) -> T:
-    async def run() -> T:
-        return await job
-
-    return asyncio.run(run())
+    stored = StoredSignIn(path, http, "http://localhost/token", clock)
+    _run(stored.ready(cast(Any, _SERVER)))
+    return stored
 
 
 def _headers(stored: StoredSignIn) -> Headers:
@@ -349,8 +394,75 @@ def test_requests_at_the_same_time_refresh_once(tmp_path: Path) -> None:
             asked = [tasks.create_task(stored.headers("POST", "u", b"")) for _ in range(5)]
         return [task.result() for task in asked]
 
-    assert {headers[0][1] for headers in asyncio.run(run())} == {f"Bearer {_access(9999, 'new')}"}
+    assert {headers[0][1] for headers in _run(run())} == {f"Bearer {_access(9999, 'new')}"}
     assert len(issuer.requests) == 1
+
+
+@pytest.mark.parametrize("reason", ["proactive_expiry", "forced"])
+def test_a_refresh_survives_the_requests_that_wait_for_it(tmp_path: Path, reason: str) -> None:
+    path, hold = tmp_path / "auth.json", _Hold()
+    left = 100 if reason == "proactive_expiry" else 3600
+    stored, issuer = _refreshable(
+        path, hold, _answer(access_token="new", refresh_token="r-2"), left=left
+    )
+
+    async def run() -> None:
+        used = _access(left)
+        rejected = [("authorization", f"Bearer {used}"), ("chatgpt-account-id", "acc-1")]
+        waits = stored.headers("POST", "u", b"") if left == 100 else stored.renew(rejected)
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(waits)
+            await hold.asked.wait()
+            asked.cancel()
+        assert asked.cancelled()
+        hold.released.set()
+
+    _run(run())
+    tokens = json.loads(path.read_text())["tokens"]
+    assert (tokens["access_token"], tokens["refresh_token"]) == ("new", "r-2")
+    assert issuer.requests == [_asked(reason)]
+
+
+def test_an_issuer_that_hangs_does_not_hold_up_requests_with_a_valid_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, hold = tmp_path / "auth.json", _Hold()
+    stored, issuer = _refreshable(path, hold, _answer(access_token="new"), left=100)
+    monkeypatch.setattr(sign_in, "WAIT_SECONDS", 0.01)
+
+    async def run() -> None:
+        for _ in range(2):
+            async with asyncio.TaskGroup() as tasks:
+                asked = [tasks.create_task(stored.headers("POST", "u", b"")) for _ in range(3)]
+            used = {task.result()[0][1] for task in asked}
+            assert used == {f"Bearer {_access(100)}"}
+        hold.released.set()
+
+    _run(run())
+    assert issuer.requests == [_asked("proactive_expiry")]
+    assert _headers(stored)[0] == ("authorization", "Bearer new")
+
+
+def test_requests_with_an_expired_token_wait_for_the_refresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = _Hold()
+    stored, issuer = _refreshable(
+        tmp_path / "auth.json", hold, _answer(access_token="new"), left=-1
+    )
+    monkeypatch.setattr(sign_in, "WAIT_SECONDS", 0.0)
+
+    async def run() -> Headers:
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(stored.headers("POST", "u", b""))
+            await hold.asked.wait()
+            rejected = tasks.create_task(stored.renew(_CHATGPT))
+            hold.released.set()
+        assert rejected.result()
+        return asked.result()
+
+    assert _run(run())[0] == ("authorization", "Bearer new")
+    assert issuer.requests == [_asked("proactive_expiry")]
 
 
 @pytest.mark.parametrize(
@@ -488,6 +600,26 @@ def test_tokens_that_cannot_be_stored_are_used(
     # A program that signs in again replaces them.
     _write(path, {"tokens": _tokens()})
     assert _headers(stored) == _CHATGPT
+
+
+def test_tokens_that_could_not_be_stored_are_stored_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "auth.json"
+    stored, issuer = _refreshable(
+        path,
+        _answer(access_token="second", refresh_token="r-2"),
+        _answer(access_token="third", refresh_token="r-3"),
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        assert _run(stored.renew(_headers(stored)))
+    assert _run(stored.renew(_headers(stored)))
+    assert issuer.requests[1] == _asked("forced", "r-2")
+    assert json.loads(path.read_text())["tokens"]["refresh_token"] == "r-3"
 
 
 def test_readers_see_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
