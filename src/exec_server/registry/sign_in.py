@@ -9,7 +9,8 @@ tokens go back into the file for all programs that use it. After a failed refres
 used.
 
 A refresh token works once: its successor is lost unless the answer is awaited and written. So an
-attempt is a task of the server, shared by all requests and cancelled with none of them.
+attempt is a task of the server, shared by all requests and cancelled with none of them. There
+is a pause between two attempts.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ REFRESH_SECONDS = 300.0
 # From the start of an attempt, requests wait this long for it if the token is still valid: an
 # answer usually takes less than a second, and clients give up on a handshake after 10 s.
 WAIT_SECONDS = 2.0
+# After an attempt, for the next one: an issuer that hangs or fails is not asked by each client, and
+# a token that is rejected at once would be replaced in vain at each handshake.
+PAUSE_SECONDS = 30.0
 
 REFRESH_URL = "https://auth.openai.com/oauth/token"
 REFRESH_VARIABLE = "CODEX_REFRESH_TOKEN_URL_OVERRIDE"
@@ -124,6 +128,7 @@ class StoredSignIn(Credential):
         self.destinations = Destinations.OWN_HOSTS if is_api_key else Destinations.ANYWHERE
         self._tasks: GuardedTasks | None = None
         self._attempt: _Attempt | None = None  # the newest
+        self._attempt_ended = -math.inf
         self._rejected_token: str | None = None  # a refresh token that is of no use any more
         # The content of a file that could not be written, and the content that it should have.
         self._unsaved: tuple[bytes, bytes] | None = None
@@ -199,9 +204,13 @@ class StoredSignIn(Credential):
         return self._loss
 
     def _newest_attempt(self, used: _Snapshot, reason: str) -> _Attempt | None:
-        """The attempt to refresh that is under way or begins now, if any."""
+        """The attempt to refresh that is under way, was just made or begins now, if any."""
         now = asyncio.get_running_loop().time()
-        if self._attempt is not None and not self._attempt.task.done():
+        since = self._now() - self._attempt_ended
+        # A clock that was set back ends the pause.
+        if self._attempt is not None and (
+            not self._attempt.task.done() or 0 <= since < PAUSE_SECONDS
+        ):
             return self._attempt
         if used.sign_in.refresh_token in (None, self._rejected_token):
             return None
@@ -217,6 +226,8 @@ class StoredSignIn(Credential):
                 await self._replace_tokens(current, reason)
         except RegistryError:
             pass  # of the file, which each request reads and reports
+        finally:
+            self._attempt_ended = self._now()
 
     async def _replace_tokens(self, current: _Snapshot, reason: str) -> None:
         token = current.sign_in.refresh_token

@@ -19,7 +19,7 @@ from exec_server.host.event_loop import GuardedTasks
 from exec_server.registry import sign_in
 from exec_server.registry.destination import Destinations
 from exec_server.registry.http import CompleteResponse, HttpFailed
-from exec_server.registry.sign_in import FILE_BYTES, StoredSignIn, load
+from exec_server.registry.sign_in import FILE_BYTES, PAUSE_SECONDS, StoredSignIn, load
 
 T = TypeVar("T")
 _NOW = 1_800_000_000.25
@@ -328,10 +328,12 @@ def _answer(status: int = 200, **tokens: object) -> CompleteResponse:
     return CompleteResponse(status, "", [], json.dumps(tokens).encode())
 
 
-def _refreshable(path: Path, *answers: Any, left: float = 3600.0) -> tuple[StoredSignIn, _Issuer]:
+def _refreshable(
+    path: Path, *answers: Any, left: float = 3600.0, clock: Callable[[], float] = lambda: _NOW
+) -> tuple[StoredSignIn, _Issuer]:
     issuer = _Issuer(*answers)
     _write(path, {"tokens": _tokens(access_token=_access(left), refresh_token="r-1"), "more": [1]})
-    return _stored(path, issuer), issuer
+    return _stored(path, issuer, clock), issuer
 
 
 def _asked(reason: str, token: str = "r-1") -> dict[str, str]:
@@ -495,12 +497,13 @@ def test_requests_with_an_expired_token_wait_for_the_refresh(
 def test_after_a_failed_refresh_the_old_token_is_used(
     tmp_path: Path, answer: Any, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "auth.json"
-    stored, issuer = _refreshable(path, answer, answer, left=1)
+    path, clock = tmp_path / "auth.json", _Clock()
+    stored, issuer = _refreshable(path, answer, answer, left=1, clock=clock)
     before = path.read_text()
     with caplog.at_level(logging.DEBUG):
         headers = _headers(stored)
         assert headers[0] == ("authorization", f"Bearer {_access(1)}")
+        clock.now += PAUSE_SECONDS
         assert not _run(stored.renew(headers))
     assert issuer.requests == [_asked("proactive_expiry"), _asked("forced")]
     assert path.read_text() == before
@@ -514,11 +517,38 @@ def test_an_answer_without_a_new_token_is_no_reason_to_ask_again(tmp_path: Path)
     assert not _run(stored.renew(_headers(stored)))
 
 
+def test_a_token_that_was_just_refreshed_is_not_refreshed_again(tmp_path: Path) -> None:
+    # A registry that rejects every token would cause a rotation for each client.
+    clock = _Clock()
+    answers = [_answer(access_token=name, refresh_token=name) for name in ("r-2", "r-3")]
+    stored, issuer = _refreshable(tmp_path / "auth.json", *answers, clock=clock)
+    assert [_run(stored.renew(_headers(stored))) for _ in range(6)] == [True] + [False] * 5
+    clock.now += PAUSE_SECONDS
+    assert [_run(stored.renew(_headers(stored))) for _ in range(6)] == [True] + [False] * 5
+    assert issuer.requests == [_asked("forced"), _asked("forced", "r-2")]
+
+
+def test_a_failed_refresh_is_not_repeated_at_once(tmp_path: Path) -> None:
+    clock = _Clock()
+    answers = [HttpFailed("timed out"), HttpFailed("timed out"), _answer(access_token="new")]
+    stored, issuer = _refreshable(tmp_path / "auth.json", *answers, left=100, clock=clock)
+    old = ("authorization", f"Bearer {_access(100)}")
+    for _ in range(2):
+        for _ in range(3):
+            assert _headers(stored)[0] == old
+            assert not _run(stored.renew(_headers(stored)))
+        clock.now += PAUSE_SECONDS
+    assert len(issuer.requests) == 2
+    clock.now -= 1000.0  # a clock that is set back does not prolong the pause
+    assert _run(stored.renew(_headers(stored)))
+
+
 def test_a_rejected_refresh_token_is_not_sent_again(tmp_path: Path) -> None:
-    path = tmp_path / "auth.json"
-    stored, issuer = _refreshable(path, _answer(401), _answer(access_token="new"))
+    path, clock = tmp_path / "auth.json", _Clock()
+    stored, issuer = _refreshable(path, _answer(401), _answer(access_token="new"), clock=clock)
     for _ in range(2):
         assert not _run(stored.renew(_headers(stored)))
+        clock.now += PAUSE_SECONDS
     assert len(issuer.requests) == 1
     _write(path, {"tokens": _tokens(access_token="old", refresh_token="r-2")})
     assert _run(stored.renew(_headers(stored)))
@@ -608,15 +638,17 @@ def test_tokens_that_could_not_be_stored_are_stored_later(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    path = tmp_path / "auth.json"
+    path, clock = tmp_path / "auth.json", _Clock()
     stored, issuer = _refreshable(
         path,
         _answer(access_token="second", refresh_token="r-2"),
         _answer(access_token="third", refresh_token="r-3"),
+        clock=clock,
     )
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", fail)
         assert _run(stored.renew(_headers(stored)))
+    clock.now += PAUSE_SECONDS
     assert _run(stored.renew(_headers(stored)))
     assert issuer.requests[1] == _asked("forced", "r-2")
     assert json.loads(path.read_text())["tokens"]["refresh_token"] == "r-3"
