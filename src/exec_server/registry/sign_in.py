@@ -9,21 +9,22 @@ tokens go back into the file for all programs that use it. After a failed refres
 used.
 
 A refresh token works once: its successor is lost unless the answer is awaited and written. So an
-attempt is a task of the server, shared by all requests and cancelled with none of them. There
-is a pause between two attempts.
+attempt is a task of the server, shared by all requests and cancelled with none of them. Attempts of
+several executors on one machine exclude each other by a lock, and have a pause between them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import math
 import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +47,11 @@ WAIT_SECONDS = 2.0
 # After an attempt, for the next one: an issuer that hangs or fails is not asked by each client, and
 # a token that is rejected at once would be replaced in vain at each handshake.
 PAUSE_SECONDS = 30.0
+# For the lock of another executor, which holds it for one request. Beyond it a refresh goes on
+# without the lock, which any program of the user may hold for ever.
+LOCK_SECONDS = 15.0
+# Between two tries to get the lock: a refresh itself takes longer.
+LOCK_RETRY_SECONDS = 0.1
 
 REFRESH_URL = "https://auth.openai.com/oauth/token"
 REFRESH_VARIABLE = "CODEX_REFRESH_TOKEN_URL_OVERRIDE"
@@ -221,9 +227,10 @@ class StoredSignIn(Credential):
     async def _refresh(self, used: _Snapshot, reason: str) -> None:
         """Replace the tokens in the file, unless another program has done so."""
         try:
-            current = await self._load()
-            if current.sign_in.headers == used.sign_in.headers:
-                await self._replace_tokens(current, reason)
+            async with _refresh_lock(self._path):
+                current = await self._load()
+                if current.sign_in.headers == used.sign_in.headers:
+                    await self._replace_tokens(current, reason)
         except RegistryError:
             pass  # of the file, which each request reads and reports
         finally:
@@ -358,6 +365,45 @@ def _read(path: Path) -> bytes:
     if len(content) > FILE_BYTES:
         raise ValueError(f"it has more than {FILE_BYTES} bytes")
     return content
+
+
+@contextlib.asynccontextmanager
+async def _refresh_lock(path: Path) -> AsyncIterator[None]:
+    """Exclude the refreshes of other executors, if the file system has locks.
+
+    The lock is on the directory: the file is replaced, and a lock file would stay behind.
+    """
+    try:
+        directory = await asyncio.to_thread(_open_directory, path)
+    except OSError:
+        yield  # the file is gone, or nobody can list its directory
+        return
+    try:
+        for _ in range(round(LOCK_SECONDS / LOCK_RETRY_SECONDS)):
+            if _lock(directory):
+                break
+            await asyncio.sleep(LOCK_RETRY_SECONDS)
+        yield
+    finally:
+        # Not by the close alone: a forked worker may have a copy of the descriptor.
+        with contextlib.suppress(OSError):
+            fcntl.flock(directory, fcntl.LOCK_UN)
+        os.close(directory)
+
+
+def _open_directory(path: Path) -> int:
+    return os.open(_target(path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _lock(directory: int) -> bool:
+    """Lock without waiting; False if another program has the lock."""
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks, or NFS, which does not lock what is open for reading
+    return True
 
 
 def _target(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import os
@@ -579,6 +580,114 @@ def test_tokens_that_another_program_has_refreshed_meanwhile_stay(tmp_path: Path
     assert _run(stored.renew(_headers(stored)))
     assert _headers(stored)[0] == ("authorization", "Bearer theirs")
     assert json.loads(path.read_text()) == other
+
+
+def test_executors_on_one_machine_refresh_once(tmp_path: Path) -> None:
+    path, link = tmp_path / "auth.json", tmp_path / "elsewhere" / "link.json"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    hold = _Hold()
+    first, issuer = _refreshable(path, hold, _answer(access_token="new", refresh_token="r-2"))
+    other_issuer = _Issuer()
+    second = _stored(link, other_issuer)
+    rejected = _headers(first)
+
+    async def run() -> list[bool]:
+        async with asyncio.TaskGroup() as tasks:
+            renewed = [tasks.create_task(first.renew(rejected))]
+            await hold.asked.wait()
+            locked, wait_lock = asyncio.Event(), asyncio.sleep
+
+            async def sleep(seconds: float) -> None:
+                locked.set()
+                await wait_lock(0)
+
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(asyncio, "sleep", sleep)
+                renewed.append(tasks.create_task(second.renew(rejected)))
+                await locked.wait()
+            hold.released.set()
+        return [task.result() for task in renewed]
+
+    assert _run(run()) == [True, True]
+    assert _headers(second)[0] == ("authorization", "Bearer new")
+    assert (len(issuer.requests), other_issuer.requests) == (1, [])
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["auth.json", "elsewhere"]
+
+
+def _holding(directory: Path) -> int:
+    descriptor = os.open(directory, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+@pytest.mark.parametrize(
+    ("content", "outcome"),
+    [
+        ({"tokens": _tokens(access_token="theirs", refresh_token="r-2")}, True),
+        ({"tokens": _tokens(access_token=_access(3600), refresh_token=None)}, False),
+        ("nope", "it is not JSON"),
+    ],
+)
+def test_the_file_is_read_again_under_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: object, outcome: object
+) -> None:
+    path = tmp_path / "auth.json"
+    stored, issuer = _refreshable(path)
+    rejected = _headers(stored)
+    lock = sign_in._lock
+
+    def change_then_lock(directory: int) -> bool:
+        _write(path, content)
+        return lock(directory)
+
+    monkeypatch.setattr(sign_in, "_lock", change_then_lock)
+    if isinstance(outcome, str):
+        assert outcome in _run(_error(stored.renew(rejected)))
+    else:
+        assert _run(stored.renew(rejected)) is outcome
+    assert issuer.requests == []
+
+
+def test_a_lock_that_is_never_released_does_not_prevent_a_refresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, _ = _refreshable(tmp_path / "auth.json", _answer(access_token="new"))
+    monkeypatch.setattr(sign_in, "LOCK_SECONDS", 0.003)
+    monkeypatch.setattr(sign_in, "LOCK_RETRY_SECONDS", 0.001)
+    descriptor = _holding(tmp_path)
+    try:
+        assert _run(stored.renew(_headers(stored)))
+    finally:
+        os.close(descriptor)
+
+
+def test_the_lock_is_released(tmp_path: Path) -> None:
+    stored, _ = _refreshable(tmp_path / "auth.json", _answer(500))
+    _run(stored.renew(_headers(stored)))
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+
+
+def test_refreshes_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(9, "Bad file descriptor")
+
+    stored, _ = _refreshable(tmp_path / "auth.json", _answer(access_token="new"))
+    monkeypatch.setattr(fcntl, "flock", fail)
+    assert _run(stored.renew(_headers(stored)))
+
+
+def test_refreshes_in_a_directory_that_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    stored, _ = _refreshable(tmp_path / "auth.json", _answer(access_token="new"))
+    monkeypatch.setattr(sign_in, "_open_directory", fail)
+    assert _run(stored.renew(_headers(stored)))
 
 
 def test_a_sign_out_during_a_refresh_counts(tmp_path: Path) -> None:
