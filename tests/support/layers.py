@@ -111,7 +111,9 @@ LAYERS = [
         ),
         frozenset({"websockets", "subprocess"}),
     ),
-    Layer(4, "registry", ("registry", "registry.*"), ("errors", "urls", "relay", "net")),
+    Layer(
+        4, "registry", ("registry", "registry.*"), ("errors", "urls", "relay", "net", "portable")
+    ),
     Layer(
         5,
         "remote",

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_der_private_key
 
 from exec_server.errors import StartupError
+from exec_server.host.event_loop import GuardedTasks
+from exec_server.registry.decoding import decode_json
 from exec_server.registry.destination import Credential, Destinations
 from exec_server.registry.http import CompleteResponse, HttpClient, HttpFailed
 
@@ -109,7 +111,7 @@ class AgentIdentity(Credential):
         self._now = now
         self._agent: _Agent | None = None
 
-    async def ready(self) -> None:
+    async def ready(self, tasks: GuardedTasks) -> None:
         """Check the token and register a task; raises StartupError."""
         try:
             self._agent = await self._authenticate()
@@ -210,7 +212,7 @@ def _private_key(text: str) -> Ed25519PrivateKey:
 def _task_id(response: CompleteResponse, key: Ed25519PrivateKey) -> str:
     if not 200 <= response.status < 300:
         raise ValueError(f"registration of the task failed with status {response.status}")
-    task = msgspec.json.decode(response.body, type=_Task)
+    task = decode_json(response.body, _Task)
     if plain := task.task_id or task.camel_task_id:
         return plain
     sealed = task.encrypted or task.camel_encrypted

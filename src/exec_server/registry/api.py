@@ -17,6 +17,7 @@ import msgspec
 
 from exec_server.errors import RegistryError, RegistryUnavailable, RegistryUnreachable, StartupError
 from exec_server.registry.credentials import Bearer
+from exec_server.registry.decoding import decode_json
 from exec_server.registry.destination import Credential, check_direct_url
 from exec_server.registry.http import (
     CertificateFailed,
@@ -154,8 +155,8 @@ class ErrorResponse:
     def __init__(self, response: CompleteResponse, secrets: Sequence[str]) -> None:
         self.status = response.status
         try:
-            error = msgspec.json.decode(response.body, type=_ErrorBody).error or _Error()
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+            error = decode_json(response.body, _ErrorBody).error or _Error()
+        except msgspec.DecodeError:
             error = _Error()
         self.code = error.code
         text = error.message
@@ -205,8 +206,8 @@ def failure_text(failure: HttpFailed, noun: str) -> str:
 def decode_body(body: bytes, kind: type[T]) -> T:
     """Decode the JSON of a response; raises RegistryError."""
     try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return decode_json(body, kind)
+    except msgspec.DecodeError as error:
         raise RegistryError(
             f"failed to serialize or deserialize exec-server JSON: {error}"
         ) from None

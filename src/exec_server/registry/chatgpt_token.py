@@ -5,12 +5,16 @@ The registry verifies the token. Here the claims only say whose token it is and 
 
 from __future__ import annotations
 
+import re
 from base64 import urlsafe_b64decode
 from typing import Any
 
 import msgspec
 
+from exec_server.registry.decoding import decode_json
+
 _ACCOUNT = "https://api.openai.com/auth"
+_VISIBLE = re.compile(r"[\x21-\x7e]+")
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -32,6 +36,11 @@ class _Claims(msgspec.Struct, frozen=True):
 
 class _Expiry(msgspec.Struct, frozen=True):
     exp: float | None = None
+
+
+def is_visible(text: str) -> bool:
+    """Whether a token is visible ASCII, as every token is that can be sent in a header."""
+    return _VISIBLE.fullmatch(text) is not None
 
 
 def account_claims(token: str) -> Account:
@@ -65,6 +74,6 @@ def _decode(token: str, kind: type[Any]) -> Any:
     if len(rest) < 2 or not (head and rest[0] and rest[1]):
         raise ValueError("the token is not a JWT")
     try:
-        return msgspec.json.decode(urlsafe_b64decode(rest[0] + "=" * 3), type=kind)
-    except (ValueError, msgspec.MsgspecError, RecursionError):
+        return decode_json(urlsafe_b64decode(rest[0] + "=" * 3), kind)
+    except ValueError:
         raise ValueError("the token is not a JWT") from None

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Final
 
 from exec_server.errors import StartupError
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.net.client_tls import PinnedContext
 from exec_server.protocol.urls import Url, parse_address, parse_url
 
@@ -48,8 +49,11 @@ class Credential:
     hides_responses = False
     destinations: Destinations
 
-    async def ready(self) -> None:
-        """Wait until `headers` can be called; raises StartupError."""
+    async def ready(self, tasks: GuardedTasks) -> None:
+        """Wait until `headers` can be called; raises StartupError.
+
+        `tasks` is for work that a request must not cancel; the server awaits it at its end.
+        """
 
     async def headers(self, method: str, url: str, body: bytes) -> list[tuple[str, str]]:
         """Return the headers for one request; raises RegistryError without a valid credential."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exec_server.errors import RegistryError, StartupError
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.registry.destination import Credential, Destinations
 
 DEFAULT_SERVICE = "execute-api"
@@ -59,7 +60,7 @@ class SigV4(Credential):
             raise StartupError(f"{_UNSIGNED}: none found")
         return found
 
-    async def ready(self) -> None:
+    async def ready(self, tasks: GuardedTasks) -> None:
         """Fetch the credentials for the first time; raises StartupError."""
         try:
             await asyncio.to_thread(self._credentials)

@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import stat
 import threading
 import time
@@ -20,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from exec_server.errors import RegistryError, StartupError, os_error_text
-from exec_server.registry.chatgpt_token import account_claims, token_headers
+from exec_server.host.event_loop import GuardedTasks
+from exec_server.registry.chatgpt_token import account_claims, is_visible, token_headers
 from exec_server.registry.destination import Credential, Destinations
 
 # Maximum line length including the newline; a credential is a few hundred bytes.
@@ -31,7 +31,6 @@ CHATGPT_LINE_BYTES = 65_536
 FIRST_SECONDS = 30.0
 
 _MEMBERS = {"version", "environment_id", "token", "expires_at"}
-_VISIBLE = re.compile(r"[\x21-\x7e]+")
 _LARGEST_TIME = 2**64 - 1
 
 _INVALID = "invalid exec-server executor credential frame"
@@ -112,7 +111,7 @@ class StdinCredential(Credential):
             raise RegistryError(_UNSIGNED + _EXPIRED)
         return list(self._newest.headers)
 
-    async def ready(self) -> None:
+    async def ready(self, tasks: GuardedTasks) -> None:
         """Start reading, and wait for the first line; raises StartupError."""
         if self._form.needs_pipe and not _is_pipe(self._descriptor):
             raise StartupError(_NO_PIPE)
@@ -214,7 +213,7 @@ def _parse_frame(line: bytes) -> dict[str, Any]:
         or frame["version"] != 1
         or not isinstance(frame["environment_id"], str)
         or not isinstance(frame["token"], str)
-        or not _VISIBLE.fullmatch(frame["token"])
+        or not is_visible(frame["token"])
         or type(frame["expires_at"]) is not int
         or not 0 <= frame["expires_at"] <= _LARGEST_TIME
     ):
@@ -245,7 +244,7 @@ def _parse_chatgpt_token(line: bytes, expected: Expected) -> _Line:
     account_id = given if claimed is None else claimed
     if account_id is None:
         raise StartupError("token has no ChatGPT account ID; supply --chatgpt-account-id")
-    if not _VISIBLE.fullmatch(account_id):
+    if not is_visible(account_id):
         raise StartupError("invalid ChatGPT account ID")
     return _Line(tuple(token_headers(token, account_id, claims)))
 
@@ -253,7 +252,7 @@ def _parse_chatgpt_token(line: bytes, expected: Expected) -> _Line:
 def _visible_text(line: bytes, error: str) -> str:
     """The line without its end; raises StartupError with this text unless all is visible ASCII."""
     text = line.decode("latin-1").removesuffix("\n").removesuffix("\r")
-    if not _VISIBLE.fullmatch(text):
+    if not is_visible(text):
         raise StartupError(error)
     return text
 

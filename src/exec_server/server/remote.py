@@ -111,7 +111,7 @@ class RelayExecutor:
     async def serve(
         self, make_receiver: ReceiverFactory, stream_revoked: StreamRevoked, tasks: GuardedTasks
     ) -> NoReturn:
-        await self._credential.ready()
+        await self._credential.ready(tasks)
         if self._security == "noise":
             log.info("this executor's key is %s", self._identity.public.fingerprint)
         registration = await self._register()
@@ -230,7 +230,7 @@ class DirectExecutor:
     async def serve(
         self, make_receiver: ReceiverFactory, stream_revoked: StreamRevoked, tasks: GuardedTasks
     ) -> NoReturn:
-        await self._credential.ready()
+        await self._credential.ready(tasks)
         registration = await self._registry.register_direct()
         failures = 0
         while True:

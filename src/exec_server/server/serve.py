@@ -336,6 +336,7 @@ async def forward_remote(
         # The sessions are those of another server, which is not told.
         serving = executor.serve(make_receiver(tasks), lambda stream_id: None, tasks)
         failures = await _run_executor(serving, tasks, stop, watch)
+        await tasks.finish(END_SECONDS)
     for failure in failures:
         raise failure
 

@@ -21,6 +21,8 @@ from exec_server.registry import agent_identity
 from exec_server.registry.agent_identity import AgentIdentity, key_set_url
 from exec_server.registry.http import HttpClient
 
+_TASKS = cast(Any, None)  # this credential has none
+
 _ISSUER_KEY = rsa.generate_private_key(65537, 2048)
 _KEY_SET = {"keys": [json.loads(RSAAlgorithm.to_jwk(_ISSUER_KEY.public_key())) | {"kid": "k1"}]}
 # The key of the sealed box that the reference has opened.
@@ -75,7 +77,7 @@ def _introduce(token: str, *answers: Answer) -> tuple[list[tuple[str, str]] | st
                 }
                 agent = AgentIdentity(token, http, environ, lambda: _NOW)
                 try:
-                    await agent.ready()
+                    await agent.ready(_TASKS)
                 except StartupError as error:
                     return str(error), server
                 return await agent.headers("POST", "http://x", b""), server
@@ -187,6 +189,7 @@ def test_tokens_that_are_refused(token: str) -> None:
         answer(200, b'{"keys": [5]}'),
         answer(200, b'{"keys": []}'),
         answer(200, b"\xff"),
+        answer(200, b"[" * 200_000),
         hang_up,
     ],
 )
@@ -203,6 +206,7 @@ def test_key_sets_that_are_none(keys: Answer) -> None:
         (answer(200, b"{}"), 1),
         (answer(200, b"x"), 1),
         (answer(200, {"encrypted_task_id": "AAAA"}), 1),
+        (answer(200, b'{"more": ' + b"[" * 200_000), 1),
         (answer(429), 3),
         (answer(503), 3),
         (hang_up, 3),

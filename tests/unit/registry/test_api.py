@@ -55,6 +55,7 @@ _CONFLICT = {"error": {"code": "registration_conflict", "message": "m"}}
 _AUTH_DOWN = {"error": {"code": "authentication_service_unavailable", "message": "m"}}
 _OFFLINE = {"error": {"code": "environment_offline", "message": "m"}}
 _OTHER = {"error": {"code": "c", "message": "m"}}
+_DEEP = b'{"more": ' + b"[" * 200_000
 
 
 class _Rotating(Credential):
@@ -193,6 +194,7 @@ def test_not_authenticated(given: bytes, text: str) -> None:
         (answer(500, b"a\x1b[2J\xff"), "(500 Internal Server Error): a\ufffd[2J\ufffd"),
         (answer(502, _CONFLICT), "(502 Bad Gateway, registration_conflict): m"),
         (answer(503, _OTHER), "(503 Service Unavailable, c): m"),
+        (answer(503, _DEEP), f"(503 Service Unavailable): {_DEEP[:4096].decode()}"),
         (answer(429), "(429 Too Many Requests): empty or malformed error body"),
     ],
 )
@@ -247,7 +249,8 @@ _PROTOCOL_TEXT = "exec-server protocol error: environment registry returned "
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"hello", b"{}", b"[]", b"\xff", json.dumps(_REGISTERED | {"url": 5}).encode()]
+    "body",
+    [b"", b"hello", b"{}", b"[]", b"\xff", _DEEP, json.dumps(_REGISTERED | {"url": 5}).encode()],
 )
 def test_answers_that_are_malformed(body: bytes) -> None:
     for job in (_register, _connect, _direct):
@@ -462,6 +465,8 @@ def test_status_401_means_that_the_executor_itself_is_rejected(given: Answer) ->
         answer(200, b'{"valid": 1}'),
         answer(200, b"{}"),
         answer(200, b"true"),
+        answer(200, _DEEP),
+        answer(503, _DEEP),
         answer(200),
         b"HTTP/1.1 204 No Content\r\n\r\n",
         answer(403, _OTHER),

@@ -7,7 +7,13 @@ from base64 import urlsafe_b64encode
 
 import pytest
 
-from exec_server.registry.chatgpt_token import Account, account_claims, expiry, token_headers
+from exec_server.registry.chatgpt_token import (
+    Account,
+    account_claims,
+    expiry,
+    is_visible,
+    token_headers,
+)
 
 
 def _token(claims: object) -> str:
@@ -61,6 +67,11 @@ def test_padding_and_more_segments_are_accepted() -> None:
 )
 def test_expiry(token: str, moment: float | None) -> None:
     assert expiry(token) == moment
+
+
+def test_visible_ascii() -> None:
+    assert is_visible("!~aZ.-_")
+    assert not any(map(is_visible, ("", "a b", "a\r\nX: y", "a\n", "a\x7f", "é")))
 
 
 def test_headers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -23,6 +24,8 @@ from exec_server.registry.sign_in import StoredSignIn
 from exec_server.registry.sigv4 import SigV4
 from exec_server.registry.stdin_credential import StdinCredential
 
+_TASKS = cast(Any, None)  # this credential has none
+
 
 def _choose(environ: dict[str, str], **options: bool | str) -> Credential:
     chosen = AuthOptions(**options)  # type: ignore[arg-type]
@@ -37,7 +40,7 @@ def _refusal(environ: dict[str, str], **options: bool) -> str:
 
 
 def _headers(credential: Credential) -> list[tuple[str, str]]:
-    asyncio.run(credential.ready())
+    asyncio.run(credential.ready(_TASKS))
     return asyncio.run(credential.headers("POST", "http://localhost", b""))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +15,8 @@ from exec_server.registry.destination import (
     check_registry_url,
     is_encrypted,
 )
+
+_TASKS = cast(Any, None)  # this credential has none
 
 _API_KEY = (
     "remote exec-server API-key authentication is restricted to HTTPS openai.com and openai.org "
@@ -117,7 +120,7 @@ def test_urls_that_secrets_may_go_to() -> None:
 def test_defaults_of_a_credential() -> None:
     async def run() -> None:
         credential = Credential()
-        await credential.ready()
+        await credential.ready(_TASKS)
         assert not await credential.renew([])
         with pytest.raises(NotImplementedError):
             await credential.headers("POST", "https://h", b"")

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import os
 import stat
 from base64 import urlsafe_b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pytest
 
 from exec_server.errors import RegistryError, RegistryUnavailable
+from exec_server.host.event_loop import GuardedTasks
 from exec_server.registry import sign_in
 from exec_server.registry.destination import Destinations
 from exec_server.registry.http import CompleteResponse, HttpFailed
-from exec_server.registry.sign_in import FILE_BYTES, StoredSignIn, load
+from exec_server.registry.sign_in import FILE_BYTES, PAUSE_SECONDS, StoredSignIn, load
 
 T = TypeVar("T")
 _NOW = 1_800_000_000.25
@@ -44,10 +46,18 @@ def _write(path: Path, content: Any) -> None:
     os.replace(new, path)
 
 
+class _Hold:
+    """Delays an answer."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.released = asyncio.Event()
+
+
 class _Issuer:
     """Answers refreshes in order; an HttpClient."""
 
-    def __init__(self, *answers: CompleteResponse | HttpFailed | Callable[[], None]) -> None:
+    def __init__(self, *answers: CompleteResponse | HttpFailed | Callable[[], None] | _Hold):
         self.answers = list(answers)
         self.requests: list[Any] = []
 
@@ -58,7 +68,11 @@ class _Issuer:
         assert ("content-type", "application/json") in headers
         self.requests.append(json.loads(body))
         answer = self.answers.pop(0)
-        if callable(answer):  # something happens meanwhile
+        if isinstance(answer, _Hold):
+            answer.asked.set()
+            await answer.released.wait()
+            answer = self.answers.pop(0)
+        elif callable(answer):  # something happens meanwhile
             answer()
             answer = self.answers.pop(0)
         await asyncio.sleep(0)
@@ -68,16 +82,48 @@ class _Issuer:
         return answer
 
 
-def _stored(path: Path, issuer: _Issuer | None = None) -> StoredSignIn:
+class _Server:
+    """The tasks of a server, for one event loop after the other; GuardedTasks."""
+
+    tasks: GuardedTasks
+
+    def create_task(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self.tasks.create_task(job)
+
+    def run(self, job: Awaitable[T]) -> T:
+        async def run() -> T:
+            async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+                self.tasks = GuardedTasks(group)
+                try:
+                    return await job
+                except RegistryError as error:  # as itself, not in a group
+                    failure = error
+                finally:
+                    await self.tasks.finish(10)
+            raise failure
+
+        return asyncio.run(run())
+
+
+_SERVER = _Server()
+_run = _SERVER.run
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = _NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _stored(
+    path: Path, issuer: _Issuer | None = None, clock: Callable[[], float] = lambda: _NOW
+) -> StoredSignIn:
     http = cast(Any, issuer or _Issuer())
-    return StoredSignIn(path, http, "http://localhost/token", lambda: _NOW)
-
-
-def _run(job: Awaitable[T]) -> T:
-    async def run() -> T:
-        return await job
-
-    return asyncio.run(run())
+    stored = StoredSignIn(path, http, "http://localhost/token", clock)
+    _run(stored.ready(cast(Any, _SERVER)))
+    return stored
 
 
 def _headers(stored: StoredSignIn) -> Headers:
@@ -136,12 +182,17 @@ def test_forms(
     "content",
     [
         "nope",
+        '{"more": ' + "[" * 200_000,
         "[]",
         "{}",
         {"auth_mode": "zzz", "OPENAI_API_KEY": "sk-x"},
         {"auth_mode": "apikey", "OPENAI_API_KEY": None, "tokens": _tokens()},
         {"auth_mode": "chatgpt", "OPENAI_API_KEY": "sk-x"},
         {"OPENAI_API_KEY": ""},
+        {"OPENAI_API_KEY": "sk-x\n"},
+        {"tokens": _tokens(access_token="a\r\nX: y")},
+        {"tokens": _tokens(access_token="")},
+        {"tokens": _tokens(account_id="é")},
         {"OPENAI_API_KEY": 5},
         {"tokens": {"access_token": "access"}},
         {"tokens": _tokens(id_token="x")},
@@ -245,7 +296,10 @@ def _make_fifo(path: Path) -> None:
     [
         (lambda path: path.write_text(""), "it is not JSON"),
         (lambda path: path.write_text('{"tokens": {"id_token": "'), "it is not JSON"),
+        (lambda path: path.write_bytes(b'{"auth_mode": "\xff"}'), "it is not JSON"),
+        (lambda path: path.write_text('{"more": ' + "[" * 200_000), "it is not JSON"),
         (lambda path: path.write_bytes(b" " * (FILE_BYTES + 1)), "it has more than 1048576 bytes"),
+        (lambda path: _write(path, {"tokens": _tokens(access_token="a b")}), "visible ASCII"),
         (_make_fifo, "it is not a regular file"),
         (lambda path: (path.unlink(), path.mkdir()), "Is a directory (os error 21)"),
         (lambda path: (path.unlink(), path.symlink_to(path)), "(os error 40)"),
@@ -275,10 +329,12 @@ def _answer(status: int = 200, **tokens: object) -> CompleteResponse:
     return CompleteResponse(status, "", [], json.dumps(tokens).encode())
 
 
-def _refreshable(path: Path, *answers: Any, left: float = 3600.0) -> tuple[StoredSignIn, _Issuer]:
+def _refreshable(
+    path: Path, *answers: Any, left: float = 3600.0, clock: Callable[[], float] = lambda: _NOW
+) -> tuple[StoredSignIn, _Issuer]:
     issuer = _Issuer(*answers)
     _write(path, {"tokens": _tokens(access_token=_access(left), refresh_token="r-1"), "more": [1]})
-    return _stored(path, issuer), issuer
+    return _stored(path, issuer, clock), issuer
 
 
 def _asked(reason: str, token: str = "r-1") -> dict[str, str]:
@@ -341,8 +397,75 @@ def test_requests_at_the_same_time_refresh_once(tmp_path: Path) -> None:
             asked = [tasks.create_task(stored.headers("POST", "u", b"")) for _ in range(5)]
         return [task.result() for task in asked]
 
-    assert {headers[0][1] for headers in asyncio.run(run())} == {f"Bearer {_access(9999, 'new')}"}
+    assert {headers[0][1] for headers in _run(run())} == {f"Bearer {_access(9999, 'new')}"}
     assert len(issuer.requests) == 1
+
+
+@pytest.mark.parametrize("reason", ["proactive_expiry", "forced"])
+def test_a_refresh_survives_the_requests_that_wait_for_it(tmp_path: Path, reason: str) -> None:
+    path, hold = tmp_path / "auth.json", _Hold()
+    left = 100 if reason == "proactive_expiry" else 3600
+    stored, issuer = _refreshable(
+        path, hold, _answer(access_token="new", refresh_token="r-2"), left=left
+    )
+
+    async def run() -> None:
+        used = _access(left)
+        rejected = [("authorization", f"Bearer {used}"), ("chatgpt-account-id", "acc-1")]
+        waits = stored.headers("POST", "u", b"") if left == 100 else stored.renew(rejected)
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(waits)
+            await hold.asked.wait()
+            asked.cancel()
+        assert asked.cancelled()
+        hold.released.set()
+
+    _run(run())
+    tokens = json.loads(path.read_text())["tokens"]
+    assert (tokens["access_token"], tokens["refresh_token"]) == ("new", "r-2")
+    assert issuer.requests == [_asked(reason)]
+
+
+def test_an_issuer_that_hangs_does_not_hold_up_requests_with_a_valid_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, hold = tmp_path / "auth.json", _Hold()
+    stored, issuer = _refreshable(path, hold, _answer(access_token="new"), left=100)
+    monkeypatch.setattr(sign_in, "WAIT_SECONDS", 0.01)
+
+    async def run() -> None:
+        for _ in range(2):
+            async with asyncio.TaskGroup() as tasks:
+                asked = [tasks.create_task(stored.headers("POST", "u", b"")) for _ in range(3)]
+            used = {task.result()[0][1] for task in asked}
+            assert used == {f"Bearer {_access(100)}"}
+        hold.released.set()
+
+    _run(run())
+    assert issuer.requests == [_asked("proactive_expiry")]
+    assert _headers(stored)[0] == ("authorization", "Bearer new")
+
+
+def test_requests_with_an_expired_token_wait_for_the_refresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = _Hold()
+    stored, issuer = _refreshable(
+        tmp_path / "auth.json", hold, _answer(access_token="new"), left=-1
+    )
+    monkeypatch.setattr(sign_in, "WAIT_SECONDS", 0.0)
+
+    async def run() -> Headers:
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(stored.headers("POST", "u", b""))
+            await hold.asked.wait()
+            rejected = tasks.create_task(stored.renew(_CHATGPT))
+            hold.released.set()
+        assert rejected.result()
+        return asked.result()
+
+    assert _run(run())[0] == ("authorization", "Bearer new")
+    assert issuer.requests == [_asked("proactive_expiry")]
 
 
 @pytest.mark.parametrize(
@@ -352,7 +475,18 @@ def test_requests_at_the_same_time_refresh_once(tmp_path: Path) -> None:
         (_answer(400, error="s3cret"), "the response has status 400"),
         (CompleteResponse(200, "", [], b"s3cret"), "the response has no tokens"),
         (CompleteResponse(200, "", [], b"[]"), "the response has no tokens"),
+        (
+            CompleteResponse(200, "", [], b'{"more": ' + b"[" * 200_000),
+            "the response has no tokens",
+        ),
         (_answer(access_token=5), "the response has no tokens"),
+        *(
+            (
+                _answer(**cast(Any, {"access_token": "x", name: "s3cret\r\nX: y"})),
+                "the response has a token with other characters than visible ASCII",
+            )
+            for name in ("id_token", "access_token", "refresh_token")
+        ),
         (
             _answer(id_token=_id_token(chatgpt_user_id="u-2"), access_token="x"),
             "the response is for another account or user",
@@ -364,12 +498,13 @@ def test_requests_at_the_same_time_refresh_once(tmp_path: Path) -> None:
 def test_after_a_failed_refresh_the_old_token_is_used(
     tmp_path: Path, answer: Any, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "auth.json"
-    stored, issuer = _refreshable(path, answer, answer, left=1)
+    path, clock = tmp_path / "auth.json", _Clock()
+    stored, issuer = _refreshable(path, answer, answer, left=1, clock=clock)
     before = path.read_text()
     with caplog.at_level(logging.DEBUG):
         headers = _headers(stored)
         assert headers[0] == ("authorization", f"Bearer {_access(1)}")
+        clock.now += PAUSE_SECONDS
         assert not _run(stored.renew(headers))
     assert issuer.requests == [_asked("proactive_expiry"), _asked("forced")]
     assert path.read_text() == before
@@ -383,11 +518,38 @@ def test_an_answer_without_a_new_token_is_no_reason_to_ask_again(tmp_path: Path)
     assert not _run(stored.renew(_headers(stored)))
 
 
+def test_a_token_that_was_just_refreshed_is_not_refreshed_again(tmp_path: Path) -> None:
+    # A registry that rejects every token would cause a rotation for each client.
+    clock = _Clock()
+    answers = [_answer(access_token=name, refresh_token=name) for name in ("r-2", "r-3")]
+    stored, issuer = _refreshable(tmp_path / "auth.json", *answers, clock=clock)
+    assert [_run(stored.renew(_headers(stored))) for _ in range(6)] == [True] + [False] * 5
+    clock.now += PAUSE_SECONDS
+    assert [_run(stored.renew(_headers(stored))) for _ in range(6)] == [True] + [False] * 5
+    assert issuer.requests == [_asked("forced"), _asked("forced", "r-2")]
+
+
+def test_a_failed_refresh_is_not_repeated_at_once(tmp_path: Path) -> None:
+    clock = _Clock()
+    answers = [HttpFailed("timed out"), HttpFailed("timed out"), _answer(access_token="new")]
+    stored, issuer = _refreshable(tmp_path / "auth.json", *answers, left=100, clock=clock)
+    old = ("authorization", f"Bearer {_access(100)}")
+    for _ in range(2):
+        for _ in range(3):
+            assert _headers(stored)[0] == old
+            assert not _run(stored.renew(_headers(stored)))
+        clock.now += PAUSE_SECONDS
+    assert len(issuer.requests) == 2
+    clock.now -= 1000.0  # a clock that is set back does not prolong the pause
+    assert _run(stored.renew(_headers(stored)))
+
+
 def test_a_rejected_refresh_token_is_not_sent_again(tmp_path: Path) -> None:
-    path = tmp_path / "auth.json"
-    stored, issuer = _refreshable(path, _answer(401), _answer(access_token="new"))
+    path, clock = tmp_path / "auth.json", _Clock()
+    stored, issuer = _refreshable(path, _answer(401), _answer(access_token="new"), clock=clock)
     for _ in range(2):
         assert not _run(stored.renew(_headers(stored)))
+        clock.now += PAUSE_SECONDS
     assert len(issuer.requests) == 1
     _write(path, {"tokens": _tokens(access_token="old", refresh_token="r-2")})
     assert _run(stored.renew(_headers(stored)))
@@ -420,11 +582,128 @@ def test_tokens_that_another_program_has_refreshed_meanwhile_stay(tmp_path: Path
     assert json.loads(path.read_text()) == other
 
 
+def test_executors_on_one_machine_refresh_once(tmp_path: Path) -> None:
+    path, link = tmp_path / "auth.json", tmp_path / "elsewhere" / "link.json"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    hold = _Hold()
+    first, issuer = _refreshable(path, hold, _answer(access_token="new", refresh_token="r-2"))
+    other_issuer = _Issuer()
+    second = _stored(link, other_issuer)
+    rejected = _headers(first)
+
+    async def run() -> list[bool]:
+        async with asyncio.TaskGroup() as tasks:
+            renewed = [tasks.create_task(first.renew(rejected))]
+            await hold.asked.wait()
+            locked, wait_lock = asyncio.Event(), asyncio.sleep
+
+            async def sleep(seconds: float) -> None:
+                locked.set()
+                await wait_lock(0)
+
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(asyncio, "sleep", sleep)
+                renewed.append(tasks.create_task(second.renew(rejected)))
+                await locked.wait()
+            hold.released.set()
+        return [task.result() for task in renewed]
+
+    assert _run(run()) == [True, True]
+    assert _headers(second)[0] == ("authorization", "Bearer new")
+    assert (len(issuer.requests), other_issuer.requests) == (1, [])
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["auth.json", "elsewhere"]
+
+
+def _holding(directory: Path) -> int:
+    descriptor = os.open(directory, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+@pytest.mark.parametrize(
+    ("content", "outcome"),
+    [
+        ({"tokens": _tokens(access_token="theirs", refresh_token="r-2")}, True),
+        ({"tokens": _tokens(access_token=_access(3600), refresh_token=None)}, False),
+        ("nope", "it is not JSON"),
+    ],
+)
+def test_the_file_is_read_again_under_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: object, outcome: object
+) -> None:
+    path = tmp_path / "auth.json"
+    stored, issuer = _refreshable(path)
+    rejected = _headers(stored)
+    lock = sign_in._lock
+
+    def change_then_lock(directory: int) -> bool:
+        _write(path, content)
+        return lock(directory)
+
+    monkeypatch.setattr(sign_in, "_lock", change_then_lock)
+    if isinstance(outcome, str):
+        assert outcome in _run(_error(stored.renew(rejected)))
+    else:
+        assert _run(stored.renew(rejected)) is outcome
+    assert issuer.requests == []
+
+
+def test_a_lock_that_is_never_released_does_not_prevent_a_refresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, _ = _refreshable(tmp_path / "auth.json", _answer(access_token="new"))
+    monkeypatch.setattr(sign_in, "LOCK_SECONDS", 0.003)
+    monkeypatch.setattr(sign_in, "LOCK_RETRY_SECONDS", 0.001)
+    descriptor = _holding(tmp_path)
+    try:
+        assert _run(stored.renew(_headers(stored)))
+    finally:
+        os.close(descriptor)
+
+
+def test_the_lock_is_released(tmp_path: Path) -> None:
+    stored, _ = _refreshable(tmp_path / "auth.json", _answer(500))
+    _run(stored.renew(_headers(stored)))
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+
+
+def test_refreshes_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(9, "Bad file descriptor")
+
+    stored, _ = _refreshable(tmp_path / "auth.json", _answer(access_token="new"))
+    monkeypatch.setattr(fcntl, "flock", fail)
+    assert _run(stored.renew(_headers(stored)))
+
+
+def test_refreshes_in_a_directory_that_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    stored, _ = _refreshable(tmp_path / "auth.json", _answer(access_token="new"))
+    monkeypatch.setattr(sign_in, "_open_directory", fail)
+    assert _run(stored.renew(_headers(stored)))
+
+
 def test_a_sign_out_during_a_refresh_counts(tmp_path: Path) -> None:
     path = tmp_path / "auth.json"
     stored, _ = _refreshable(path, path.unlink, _answer(access_token="ours"))
     assert "was removed" in _run(_error(stored.renew(_headers(stored))))
     assert not path.exists()
+
+
+def test_members_of_other_programs_are_copied(tmp_path: Path) -> None:
+    path = tmp_path / "auth.json"
+    others = '"large": 123456789012345678901234567890, "infinite": 1e999'
+    _write(path, json.dumps({"tokens": _tokens()})[:-1] + f", {others}}}")
+    stored = _stored(path, _Issuer(_answer(access_token="new")))
+    assert _run(stored.renew(_headers(stored)))
+    assert "".join(path.read_text().split()).find("".join(others.split())) > 0
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
@@ -460,6 +739,28 @@ def test_tokens_that_cannot_be_stored_are_used(
     # A program that signs in again replaces them.
     _write(path, {"tokens": _tokens()})
     assert _headers(stored) == _CHATGPT
+
+
+def test_tokens_that_could_not_be_stored_are_stored_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    path, clock = tmp_path / "auth.json", _Clock()
+    stored, issuer = _refreshable(
+        path,
+        _answer(access_token="second", refresh_token="r-2"),
+        _answer(access_token="third", refresh_token="r-3"),
+        clock=clock,
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        assert _run(stored.renew(_headers(stored)))
+    clock.now += PAUSE_SECONDS
+    assert _run(stored.renew(_headers(stored)))
+    assert issuer.requests[1] == _asked("forced", "r-2")
+    assert json.loads(path.read_text())["tokens"]["refresh_token"] == "r-3"
 
 
 def test_readers_see_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

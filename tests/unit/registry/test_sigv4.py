@@ -8,12 +8,15 @@ import hmac
 import re
 import sys
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
 
 from exec_server.errors import StartupError
 from exec_server.registry.sigv4 import SigV4
+
+_TASKS = cast(Any, None)  # this credential has none
 
 _KEY_ID = "AKIDEXAMPLE"
 _SECRET = "wJalrXUtnFEMI"
@@ -67,7 +70,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def _headers(signer: SigV4, method: str, url: str, body: bytes) -> dict[str, str]:
     async def run() -> list[tuple[str, str]]:
-        await signer.ready()
+        await signer.ready(_TASKS)
         return await signer.headers(method, url, body)
 
     found = asyncio.run(run())
@@ -165,7 +168,7 @@ def test_credentials_that_cannot_be_fetched(tmp_path: Path) -> None:
     )
     signer = SigV4({}, profile="p")
     with pytest.raises(StartupError, match="failed to load AWS credentials"):
-        asyncio.run(signer.ready())
+        asyncio.run(signer.ready(_TASKS))
 
 
 def test_missing_profile_without_a_region() -> None:

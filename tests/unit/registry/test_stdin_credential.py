@@ -10,7 +10,7 @@ import socket
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import pytest
 
@@ -23,6 +23,8 @@ from exec_server.registry.stdin_credential import (
     Expected,
     StdinCredential,
 )
+
+_TASKS = cast(Any, None)  # this credential has none
 
 _NOW = 1_000_000
 _EXECUTOR = "--executor-credential-stdin"
@@ -64,7 +66,7 @@ def _refusal(content: bytes) -> str | None:
             pipe.write(content)
             pipe.close()
             try:
-                await credential.ready()
+                await credential.ready(_TASKS)
                 await credential.wait_ended()
             except StartupError as error:
                 return str(error)
@@ -163,7 +165,7 @@ def test_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     async def job() -> None:
         async with _piped() as (_, credential):
             with pytest.raises(StartupError) as failed:
-                await credential.ready()
+                await credential.ready(_TASKS)
         assert str(failed.value) == (
             "timed out waiting for the initial exec-server executor credential"
         )
@@ -178,7 +180,7 @@ def test_newest_credential_is_used_until_it_expires() -> None:
         async with _piped(lambda: clock[0]) as (pipe, credential):
             pipe.write(_line()[:20])
             pipe.write(_line()[20:])
-            await credential.ready()
+            await credential.ready(_TASKS)
             assert await _token(credential) == "Bearer t-1"
             clock[0] = _NOW + 9
             with pytest.raises(RegistryError) as unsigned:
@@ -200,7 +202,7 @@ def test_invalid_line_ends_it_later_too() -> None:
     async def job() -> None:
         async with _piped() as (pipe, credential):
             pipe.write(_line())
-            await credential.ready()
+            await credential.ready(_TASKS)
             pipe.write(b"x\n")
             with pytest.raises(StartupError, match="invalid exec-server executor credential"):
                 await credential.wait_ended()
@@ -241,7 +243,7 @@ def _outcome(flag: str, content: bytes, account_id: str | None = None) -> object
             pipe.write(content)
             pipe.close()
             try:
-                await credential.ready()
+                await credential.ready(_TASKS)
             except StartupError as error:
                 return str(error)
             return await credential.headers("POST", "https://x", b"")
@@ -293,7 +295,7 @@ def test_longest_lines() -> None:
             async with asyncio.TaskGroup() as tasks:
                 # More than a pipe holds.
                 tasks.create_task(asyncio.to_thread(pipe.write, token.encode() + b"\n"))
-                await credential.ready()
+                await credential.ready(_TASKS)
             assert await _token(credential) == f"Bearer {token}"
 
     asyncio.run(run())
@@ -360,7 +362,7 @@ def test_what_follows_the_line_is_not_read() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"t-1\nfor another program\n")
     credential = StdinCredential(FORMS[_BEARER], Expected("env-1"), reading)
-    asyncio.run(credential.ready())
+    asyncio.run(credential.ready(_TASKS))
     assert credential._thread is not None
     credential._thread.join()
     assert os.read(reading, 100) == b"for another program\n"
@@ -373,7 +375,7 @@ def test_end_of_stdin_after_the_line(until_closed: bool) -> None:
     async def job() -> None:
         async with _piped(flag=_BEARER, until_closed=until_closed) as (pipe, credential):
             pipe.write(b"t-1\n")
-            await credential.ready()
+            await credential.ready(_TASKS)
             pipe.write(b"ignored\n" * 10)
             pipe.close()
             assert credential._thread is not None
@@ -401,7 +403,7 @@ def test_a_directory_as_stdin(flag: str, text: str) -> None:
     descriptor = os.open("/", os.O_RDONLY)
     try:
         with pytest.raises(StartupError) as refused:
-            asyncio.run(StdinCredential(FORMS[flag], Expected("env-1"), descriptor).ready())
+            asyncio.run(StdinCredential(FORMS[flag], Expected("env-1"), descriptor).ready(_TASKS))
     finally:
         os.close(descriptor)
     assert str(refused.value) == text
@@ -412,7 +414,7 @@ def test_a_socket_as_stdin() -> None:
     with ours, theirs:
         theirs.sendall(_TOKEN.encode() + b"\n")
         credential = StdinCredential(FORMS[_CHATGPT], Expected("env-1"), ours.fileno())
-        asyncio.run(credential.ready())
+        asyncio.run(credential.ready(_TASKS))
         assert asyncio.run(_token(credential)) == f"Bearer {_TOKEN}"
 
 
@@ -422,11 +424,11 @@ def test_a_file_as_stdin(tmp_path: Path) -> None:
         with open(tmp_path / "token", "rb") as file:
             credential = StdinCredential(FORMS[flag], Expected("env-1"), file.fileno())
             if flag == _BEARER:
-                asyncio.run(credential.ready())
+                asyncio.run(credential.ready(_TASKS))
                 assert asyncio.run(_token(credential)) == f"Bearer {_TOKEN}"
             else:
                 with pytest.raises(StartupError, match="must be a pipe or socket"):
-                    asyncio.run(credential.ready())
+                    asyncio.run(credential.ready(_TASKS))
 
 
 def test_a_line_that_comes_byte_by_byte() -> None:
@@ -439,7 +441,7 @@ def test_a_line_that_comes_byte_by_byte() -> None:
 
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(asyncio.to_thread(trickle))
-                await credential.ready()
+                await credential.ready(_TASKS)
             assert await _token(credential) == "Bearer t-1"
 
     _run(job())
@@ -450,4 +452,4 @@ def test_a_line_without_an_end_is_not_read_for_ever() -> None:
         for flag, text in ((_BEARER, _NO_BEARER), (_EXECUTOR, "exceeds the size limit")):
             credential = StdinCredential(FORMS[flag], Expected("env-1"), endless.fileno())
             with pytest.raises(StartupError, match=text):
-                asyncio.run(credential.ready())
+                asyncio.run(credential.ready(_TASKS))

@@ -112,7 +112,7 @@ def test_waits_grow_until_a_connection_succeeds(monkeypatch: pytest.MonkeyPatch)
     outcomes = iter(["fails", "fails", "opens", "fails", "ends"])
 
     class Credential:
-        async def ready(self) -> None:
+        async def ready(self, tasks: object) -> None:
             steps.append("ready")
 
     async def connect(self: DirectExecutor, url: str, make_receiver: object) -> object:

@@ -86,6 +86,34 @@ def test_an_executor_is_cancelled_when_the_watch_ends() -> None:
     assert executor.events == ["serving", "cancelled"]
 
 
+def test_tasks_of_an_executor_end_before_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = []
+
+    class Executor(FakeExecutor):
+        async def serve(
+            self, make_receiver: ReceiverFactory, stream_revoked: StreamRevoked, tasks: GuardedTasks
+        ) -> NoReturn:
+            tasks.create_task(write())
+            tasks.create_task(hang())
+            raise RegistryError("refused")
+
+    async def write() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        events.append("written")
+
+    async def hang() -> None:
+        try:
+            await _forever()
+        finally:
+            events.append("cancelled")
+
+    monkeypatch.setattr(serve, "END_SECONDS", 0.05)
+    with pytest.raises(RegistryError):
+        _forward(Executor())
+    assert events == ["written", "cancelled"]
+
+
 @pytest.mark.parametrize("error", [RegistryError("refused"), StartupError("impossible")])
 def test_the_failure_of_an_executor_is_raised(error: Exception) -> None:
     with pytest.raises(type(error), match=str(error)):
