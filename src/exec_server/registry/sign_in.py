@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import math
 import os
@@ -385,9 +384,7 @@ async def _refresh_lock(path: Path) -> AsyncIterator[None]:
             await asyncio.sleep(LOCK_RETRY_SECONDS)
         yield
     finally:
-        # Not by the close alone: a forked worker may have a copy of the descriptor.
-        with contextlib.suppress(OSError):
-            fcntl.flock(directory, fcntl.LOCK_UN)
+        _unlock(directory)
         os.close(directory)
 
 
@@ -397,6 +394,8 @@ def _open_directory(path: Path) -> int:
 
 def _lock(directory: int) -> bool:
     """Lock without waiting; False if another program has the lock."""
+    import fcntl  # of the systems that executors run on
+
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -404,6 +403,14 @@ def _lock(directory: int) -> bool:
     except OSError:
         pass  # a file system without locks, or NFS, which does not lock what is open for reading
     return True
+
+
+def _unlock(directory: int) -> None:
+    """Unlock; the close would not, if a forked worker has a copy of the descriptor."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        fcntl.flock(directory, fcntl.LOCK_UN)
 
 
 def _target(path: Path) -> Path:
