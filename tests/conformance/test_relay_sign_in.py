@@ -245,10 +245,13 @@ def test_another_sign_in_ends_the_link(
         assert executor.process.poll() is None
         return
     assert exit_code(executor) == 1
-    assert executor.stderr() == (
-        "Error: environment registry authentication error: the sign-in of this executor, "
-        f"{file.path}, {reason}; start the server again to register anew\n"
+    refusal, end = executor.stderr().splitlines()
+    text = (
+        "environment registry authentication error: the sign-in of this executor, "
+        f"{file.path}, {reason}; start the server again to register anew"
     )
+    assert refusal.endswith(f" client refused: {text}")
+    assert end == f"Error: {text}"
 
 
 @pytest.mark.parametrize("content", ["", '{"tokens": {"id_tok'])
