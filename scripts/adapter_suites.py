@@ -63,7 +63,9 @@ NEEDS_GLOB = (
     "test_commands_that_attack_their_shell test_a_late_command_keeps_its_output "
     "test_a_given_up_session_kills_its_command[lost] "
     "test_a_given_up_session_kills_its_command[stopping] "
-    "test_a_given_up_session_kills_its_command[cancelled]"
+    "test_a_given_up_session_kills_its_command[cancelled] "
+    # It does not tell links from directories, and refuses the path.
+    "test_nothing_is_written_where_a_command_put_another_skills[link]"
 )
 # The tests of every_adapter.py for which the reference is a server like ours.
 EVERYWHERE = (
@@ -149,7 +151,7 @@ _HARBOR = _adapter("harbor", "harbor==0.24.0", 3, "run_harbor")
 _TRIAL = Row("harbor", "harbor==0.24.0", 2, ("run_harbor_trial",))
 _OPENHANDS = _adapter("openhands", "openhands-sdk==1.58.0", 5, "run_openhands")
 _MINI = _adapter("mini-swe-agent", "mini-swe-agent==2.4.6", 6, "run_mini_swe_agent")
-_CLAUDE = _adapter("claude-managed-agents", "anthropic==2.10.0", 36, "run_claude_managed_agents")
+_CLAUDE = _adapter("claude-managed-agents", "anthropic==2.10.0", 46, "run_claude_managed_agents")
 _REX = _adapter("swe-rex", "swe-rex==1.4.0", 7, "run_swe_rex")
 
 # The lower bound of each extra in pyproject.toml is one of these versions; a unit test compares.
@@ -185,8 +187,8 @@ ROWS = (
     _on_reference(_MINI, 6),
     _adapter("mini-swe-agent-2.4", "mini-swe-agent==2.4.0", 6, "run_mini_swe_agent"),
     _CLAUDE,
-    _on_reference(_CLAUDE, 28, NEEDS_GLOB),
-    _adapter("claude-managed-agents-2.0", "anthropic==2.0.0", 36, "run_claude_managed_agents"),
+    _on_reference(_CLAUDE, 37, NEEDS_GLOB),
+    _adapter("claude-managed-agents-2.0", "anthropic==2.0.0", 46, "run_claude_managed_agents"),
     _REX,
     _on_reference(_REX, 6, NEEDS_DESCENDANTS),
     Row("jupyter", "ipython==9.18.1 ipykernel==7.4.0 nbclient==0.11.0", 9, ("run_jupyter",)),

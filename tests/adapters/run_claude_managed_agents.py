@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anthropic.lib.tools import beta_async_tool
+from anthropic.lib.tools import ToolError, beta_async_tool
 from anthropic.lib.tools.agent_toolset import AgentToolContext, beta_agent_toolset_20260401
 
 from exec_server.adapters import claude_managed_agents
@@ -133,6 +133,21 @@ def test_every_tool(place: Place) -> None:
             assert "no such file" in await api.error(SESSION, "read", file_path="missing")
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert api.authorizations == {"Bearer the-environment-key", f"Bearer {SESSION_TOKEN}"}
+
+    play(scene)
+
+
+@pytest.mark.parametrize("command", ["echo 'x", "echo `x", "echo a \\"])
+def test_a_command_that_cannot_be_read_leaves_the_shell_as_it_was(
+    place: Place, command: str
+) -> None:
+    api = place.api
+
+    async def scene() -> None:
+        async with place.session():
+            await run_in(api, "state=kept")
+            await api.call(SESSION, "bash", command=command)
+            assert await run_in(api, "echo $state") == "kept"
 
     play(scene)
 
@@ -626,6 +641,27 @@ def test_skills_are_copied_before_the_first_call(place: Place) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_nothing_is_written_where_a_command_put_another_skills(place: Place, kind: str) -> None:
+    api = place.api
+    skill = api.add_skill("pdf", {"SKILL.md": "read me"})
+
+    async def scene(victim: Path) -> None:
+        plant = f"ln -s {victim} skills" if kind == "link" else "echo x >skills"
+        for command in (f"rm -r skills; {plant}", "cat skills/pdf/SKILL.md"):
+            facts = {"agent": {"skills": [skill]}}
+            async with place.session(facts=facts, sandbox="workspace-write"):
+                told = await api.ok(SESSION, "bash", command=command)
+        assert told == "read me"
+        assert [path.name for path in victim.rglob("*")] == ["pdf", "own"]
+
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as root:
+        place.root, victim = Path(root) / "sessions", Path(root) / "victim"
+        (victim / "pdf").mkdir(parents=True)
+        (victim / "pdf/own").touch()
+        play(lambda: scene(victim))
+
+
 def test_memory_stores_are_refused(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """They would be files of the worker's machine, which no tool reaches."""
     api = place.api
@@ -644,6 +680,39 @@ def test_memory_stores_are_refused(place: Place, caplog: pytest.LogCaptureFixtur
             assert await api.ok(SESSION, "bash", command="echo runs") == "runs"
 
     play(scene)
+
+
+def test_a_command_that_is_no_text(place: Place) -> None:
+    async def scene() -> None:
+        context = AgentToolContext(workdir=place.workdir, session_id=SESSION)
+        bash = next(tool for tool in place.tools()(context) if tool.name == "bash")
+        try:
+            await bash.call({"command": "state=kept"})
+            with pytest.raises(ToolError, match="surrogates not allowed"):
+                await bash.call({"command": "echo \ud800"})
+            assert await bash.call({"command": "echo $state"}) == "kept"
+        finally:
+            assert bash.close is not None
+            await bash.close()
+
+    play(scene)
+
+
+# ---- options ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"sandbox": "nope"}, "unknown sandbox 'nope'"),
+        ({"sandbox": "read-only", "user": "root"}, "user and sandbox exclude each other"),
+        ({"env": {"A=B": "1"}}, "has the name 'A=B'"),
+        ({"root": ""}, "root is empty"),
+    ],
+)
+def test_invalid_options_are_refused_at_once(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ExecServerTools(**options)
 
 
 # ---- the package's tools ------------------------------------------------------------------------

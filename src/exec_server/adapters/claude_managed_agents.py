@@ -25,13 +25,14 @@ from exec_server.adapters.target import (
     framework_missing,
     make_environment,
 )
-from exec_server.client.arguments import AnySandbox
+from exec_server.client.arguments import AnySandbox, environment_dict, path_text
 from exec_server.client.connect import ConnectOptions
 from exec_server.client.engine.stdio import inherited_variables
 from exec_server.client.environment import Environment
-from exec_server.client.exceptions import FileError, NotEmpty
+from exec_server.client.exceptions import FileError, NotEmpty, NotFound
 from exec_server.client.files import Files
 from exec_server.errors import ExecServerError
+from exec_server.protocol.sandbox import PRESETS
 
 try:
     import anthropic
@@ -85,11 +86,17 @@ class ExecServerTools:
         commands and files, for a server with the rights of root. Raises NotImplementedError if the
         package has a tool that is unknown here.
         """
-        refused = [name for name in env or {} if name.startswith(_SECRETS)]
+        self.env = environment_dict(env)
+        refused = [name for name in self.env if name.startswith(_SECRETS)]
         if refused:
             raise ValueError(f"env: commands never get {refused[0]}, nor other {_SECRETS}*")
+        if not path_text(root, "root"):
+            raise ValueError("root is empty")
+        if isinstance(sandbox, str) and sandbox not in PRESETS:
+            raise ValueError(f"unknown sandbox {sandbox!r}: use one of {', '.join(PRESETS)}")
+        if user is not None and sandbox is not None:
+            raise ValueError("user and sandbox exclude each other")
         self.root = root
-        self.env = dict(env or {})
         self.keep_files = keep_files
         self.sandbox = sandbox
         self.user = user
@@ -160,6 +167,7 @@ class ManagedSession:
             assert command
             if "\0" in command:
                 raise ToolError("bash: a command cannot contain a null character")
+            command.encode()  # a ValueError now, before a shell could be lost by it
             shell = self._shell or await self._start_shell()
             if shell.is_over:
                 raise ToolError(f"bash: {_SHELL_OVER}")
@@ -197,11 +205,31 @@ class ManagedSession:
         if path != posixpath.join(parent, directory_name(self._id)):
             raise ToolError(f"the directory of the session leads to {path}: it is not used")
         await files.chmod(path, 0o700)
-        for skill in _downloaded_skills(self._ctx):
-            copy = f"{path}/skills/{skill.name}"  # an earlier run may have left one
+        await self._copy_skills(environment, path)
+        return path
+
+    async def _copy_skills(self, environment: Environment, directory: str) -> None:
+        """Copy the skills in place of those of an earlier run, whose commands may have put links.
+
+        So this is confined as commands are, unless these can write nothing.
+        """
+        skills = _downloaded_skills(self._ctx)
+        if not skills:
+            return
+        sandbox = None if self._tools.sandbox == "read-only" else self._tools.sandbox
+        files = configured_files(environment.files, self._tools.user, sandbox, directory)
+        folder = f"{directory}/skills"
+        try:
+            metadata = await files.stat(folder, follow_links=False)
+        except NotFound:
+            pass
+        else:
+            if metadata.is_symlink or not metadata.is_directory:
+                await files.remove(folder)
+        for skill in skills:
+            copy = f"{folder}/{skill.name}"
             await files.remove(copy, recursive=True, missing_ok=True)
             await files.upload(skill, copy)
-        return path
 
     async def _opened_files(self) -> tuple[Files, str]:
         environment, directory = await self._opened()

@@ -102,9 +102,9 @@ class PersistentShell:
         """
         first, second = uuid.uuid4().hex, uuid.uuid4().hex
         mark = re.compile(rb"\n%b-%b:(\d+):\n" % (first.encode(), second.encode()))
-        # A syntax error in the word of `eval` is one of this command alone.
+        # After a syntax error in the word of `eval`, bash drops the line that it reads next.
         text = (
-            f"{{ eval {shlex.quote(command)}\n}} </dev/null >&{_OUTPUT} 2>&1; "
+            f"\n{{ eval {shlex.quote(command)}\n}} </dev/null >&{_OUTPUT} 2>&1; "
             f"builtin printf '\\n%s-%s:%d:\\n' {first} {second} \"$?\" >&{_OUTPUT}\n"
         )
         deadline = asyncio.get_running_loop().time() + seconds

@@ -116,9 +116,11 @@ def make_dialer(
     token = options.get("token")
     registry = options.get("registry")
     allow_insecure_token = options.get("allow_insecure_token", False)
-    if registry is None:
-        return _direct_dialer(target, token, tls, allow_insecure_token=allow_insecure_token)
     environment_id = options.get("environment_id")
+    if registry is None:
+        if target is not None and environment_id is not None:
+            raise StartupError("environment_id= needs registry=, and excludes a target")
+        return _direct_dialer(target, token, tls, allow_insecure_token=allow_insecure_token)
     if target is not None or environment_id is None or token is None:
         raise StartupError("registry= needs environment_id= and token=, and excludes a target")
     from exec_server.client.engine.relay import RelayDialer  # slow to import

@@ -67,6 +67,7 @@ def test_a_target_has_a_dialer(arguments: dict[str, Any], kind: type) -> None:
             {"registry": REGISTRY, "environment_id": "e", "token": "t", "target": "ws://h"},
             "and excludes a target",
         ),
+        ({"target": "ws://h", "environment_id": "e"}, "environment_id= needs registry="),
         ({"target": "ws://example.net", "token": "t"}, "a token is sent only to wss:// URLs"),
         ({"target": "http://example.net"}, "invalid exec-server URL"),
         ({"target": "127.0.0.1:7911"}, "use ws://HOST:PORT, wss://HOST, unix:/PATH, stdio:"),
