@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from exec_server.errors import StartupError
 from exec_server.registry.destination import Credential, Destinations
@@ -56,8 +56,7 @@ class ClientToken(_Token):
         return [*headers, ("chatgpt-account-id", self._account_id)] if self._account_id else headers
 
 
-@dataclass(frozen=True, slots=True)
-class AuthOptions:
+class AuthOptions(NamedTuple):
     """The command line options about authentication."""
 
     # The flag of the form that stdin delivers, and whether the end of stdin ends the server.

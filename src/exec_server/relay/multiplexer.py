@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -232,16 +231,25 @@ class MultiplexerLink(Protocol):
         """End what a client has begun on a stream, which may have ended before."""
 
 
-@dataclass(eq=False, slots=True)
 class PendingHandshake:
     """A handshake whose key is being validated; compared by identity, because ids are reused."""
 
-    stream_id: str
-    key: PublicKey
-    authorization: str = field(repr=False)  # a secret, good for one connection
-    responder: Responder
-    source: str = ""  # the token of the client, if the registry names it
-    is_cancelled: bool = False
+    __slots__ = ("authorization", "is_cancelled", "key", "responder", "source", "stream_id")
+
+    def __init__(
+        self,
+        stream_id: str,
+        key: PublicKey,
+        authorization: str,
+        responder: Responder,
+        source: str = "",
+    ) -> None:
+        self.stream_id = stream_id
+        self.key = key
+        self.authorization = authorization  # a secret, good for one connection
+        self.responder = responder
+        self.source = source  # the token of the client, if the registry names it
+        self.is_cancelled = False
 
     def prepare(self) -> None:
         """Compute the response while the registry validates the key; it is not sent yet."""
