@@ -130,8 +130,8 @@ def custom_server(text: str) -> Server:
     argv = shlex.split(command)
     if not (label and equals and argv):
         raise ValueError(f"expected label=command, got {text!r}")
-    path = os.pathsep.join(filter(None, [str(_ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    return Server(label, argv, {"PYTHONPATH": path, **_codex_home()})
+    # Without a module path: another checkout would run the modules of this one.
+    return Server(label, argv, _codex_home())
 
 
 def _codex_home() -> dict[str, str]:
