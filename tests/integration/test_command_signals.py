@@ -46,8 +46,13 @@ def test_signals_end_the_server_and_all_children(
         client.start(["/bin/sh", "-c", "trap '' TERM INT HUP; sleep 600 & wait"])
         daemon = "import os,time; os.fork() or os.setsid(); print(flush=True); time.sleep(600)"
         client.notice("process/output", client.start(python(daemon)))
-        family = descendants(server.process.pid)
-        assert len(family) >= 7
+        family: dict[int, str] = {}
+
+        def all_run() -> bool:
+            family.update(descendants(server.process.pid))
+            return len(family) >= 7
+
+        eventually("the shell has started its child, too", all_run)
         server.process.send_signal(number)
         assert server.process.wait(scaled(5)) == code
         assert survivors(family) == []
