@@ -1,7 +1,9 @@
 """RetentionBudget: how much memory all sessions of a server keep for clients that may come back.
 
 An account belongs to one session. The budget takes from the account with most, so what one session
-keeps is never lost for one that keeps more.
+keeps is never lost for one that keeps more than twice as much. Accounts of about one size give way
+in the order in which they reached it: a client that was cut off just now is more likely to come
+back than one that left a minute ago.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# Finished processes of all sessions, and output of running ones whose client is away. A quarter of
-# a container with 512 MiB. The 8,000 commands that a client starts within RETENTION_SECONDS at 100
-# a second take 20 MiB. Above this the session that keeps most loses its finished processes, the one
-# that closed first before others, and then the oldest output of its running ones.
-SERVER_RETAINED_BYTES = 128 * 1_048_576
+# Finished processes of all sessions, and output of running ones whose client is away. All that
+# eight sessions may keep, or the output of 450 commands that print a megabyte within the retention;
+# the 8,000 small commands that a client starts meanwhile at 100 a second take 20 MiB. Above this
+# the session that keeps most loses its finished processes, the one that closed first before others,
+# and then the oldest output of its running ones.
+SERVER_RETAINED_BYTES = 512 * 1_048_576
 # Entries of a heap that are out of date, beyond as many as are valid, before they are dropped.
 STALE_ENTRIES = 64
 
@@ -99,7 +102,7 @@ class RetentionBudget:
     def __init__(self, size: int) -> None:
         self.used = 0
         self._size = size
-        self._accounts = LargestFirst[RetentionAccount](lambda account: account.size)
+        self._accounts = LargestFirst[RetentionAccount](_size_class)
 
     def open_account(self, evict: Callable[[], None]) -> RetentionAccount:
         """An account of nothing; `evict` is called only while it has a size, and must reduce it."""
@@ -119,3 +122,8 @@ class RetentionBudget:
         self.used -= size
         if not account.size:
             self._accounts.discard(account)
+
+
+def _size_class(account: RetentionAccount) -> int:
+    """Equal for sizes of which neither is twice the other, more or less."""
+    return account.size.bit_length()

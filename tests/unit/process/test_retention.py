@@ -12,6 +12,7 @@ from exec_server.process.retention import (
     LargestFirst,
     RetentionBudget,
 )
+from exec_server.process.table import CLOSED_BYTES
 
 
 class Keeper:
@@ -33,8 +34,17 @@ class Keeper:
         self.release()
 
 
-def test_a_quarter_of_a_small_container_may_be_used() -> None:
-    assert SERVER_RETAINED_BYTES == 512 * 1_048_576 // 4
+def test_eight_sessions_may_keep_all_that_one_may() -> None:
+    assert SERVER_RETAINED_BYTES == 8 * CLOSED_BYTES
+
+
+def test_of_accounts_of_about_one_size_the_older_one_gives_way() -> None:
+    budget = RetentionBudget(50)
+    old, new = Keeper(budget), Keeper(budget)
+    old.keep(20)
+    new.keep(21)
+    Keeper(budget).keep(10)
+    assert (old.sizes, new.sizes) == ([], [21])
 
 
 def test_nothing_is_evicted_up_to_the_size() -> None:
@@ -83,7 +93,7 @@ def test_many_sessions_take_nothing_from_one_that_keeps_less() -> None:
         for keeper in greedy:
             keeper.keep(10)
     assert modest.sizes == [5, 5]
-    assert {len(keeper.sizes) for keeper in greedy} <= {1, 2}
+    assert {len(keeper.sizes) for keeper in greedy} <= {1, 2, 3}  # 20 and 30 are of one class
     assert 980 < budget.used <= 1000
 
 
