@@ -29,50 +29,67 @@ class LargestFirst(Generic[T]):
     """Items by size, in O(log n).
 
     An item that shrinks keeps its entry, which is corrected when it comes first; one that grows
-    gets another.
+    gets another. An entry that is not valid any more holds no item, which may have megabytes.
     """
 
-    __slots__ = ("_entered", "_heap", "_serials", "_size_of")
+    __slots__ = ("_entries", "_heap", "_serials", "_size_of")
 
     def __init__(self, size_of: Callable[[T], int]) -> None:
         self._size_of = size_of
-        self._entered: dict[T, int] = {}  # the sizes of valid entries, never less than the items'
-        self._heap: list[tuple[int, int, T]] = []
+        self._entries: dict[T, _Entry[T]] = {}  # the valid ones, never smaller than their items
+        self._heap: list[_Entry[T]] = []
         self._serials = itertools.count()  # of equal items the one that was entered first is first
 
     def grew(self, item: T) -> None:
         """Enter an item, or note that its size is larger."""
-        size = self._size_of(item)
-        if size <= self._entered.get(item, 0):
+        size, entry = self._size_of(item), self._entries.get(item)
+        if entry is not None and size <= entry.size:
             return
         self._enter(item, size)
-        if len(self._heap) > 2 * len(self._entered) + STALE_ENTRIES:
-            items = list(self._entered)
-            self._heap.clear()
-            self._entered.clear()
-            for each in items:
-                self._enter(each, self._size_of(each))
+        if len(self._heap) > 2 * len(self._entries) + STALE_ENTRIES:
+            self._heap = [each for each in self._heap if each.item is not None]
+            heapq.heapify(self._heap)
 
     def discard(self, item: T) -> None:
         """Forget an item that has no size any more."""
-        self._entered.pop(item, None)
+        entry = self._entries.pop(item, None)
+        if entry is not None:
+            entry.item = None
 
     def largest(self) -> T:
         """The item with the largest size; raises IndexError if none has a size."""
         while True:
-            entry, _, item = self._heap[0]
+            entry = self._heap[0]
+            item = entry.item
+            if item is None:
+                heapq.heappop(self._heap)
+                continue
             size = self._size_of(item)
-            if -entry == size:
+            if entry.size == size:
                 return item
             heapq.heappop(self._heap)
-            if -entry == self._entered.get(item):
-                del self._entered[item]
-                self._enter(item, size)
+            self._enter(item, size)
 
     def _enter(self, item: T, size: int) -> None:
+        self.discard(item)
         if size:
-            self._entered[item] = size
-            heapq.heappush(self._heap, (-size, next(self._serials), item))
+            entry = _Entry(size, next(self._serials), item)
+            self._entries[item] = entry
+            heapq.heappush(self._heap, entry)
+
+
+class _Entry(Generic[T]):
+    """The size of an item, and its place among those of the same size."""
+
+    __slots__ = ("item", "serial", "size")
+
+    def __init__(self, size: int, serial: int, item: T) -> None:
+        self.size = size
+        self.serial = serial
+        self.item: T | None = item
+
+    def __lt__(self, other: _Entry[T]) -> bool:
+        return (-self.size, self.serial) < (-other.size, other.serial)
 
 
 class RetentionAccount:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 
@@ -97,6 +98,25 @@ def test_many_sessions_take_nothing_from_one_that_keeps_less() -> None:
     assert 980 < budget.used <= 1000
 
 
+def test_an_item_that_is_forgotten_is_freed() -> None:
+    """Output of megabytes must not wait in the order until something else comes."""
+
+    class Item:
+        size = 3
+
+    order = LargestFirst[Item](lambda each: each.size)
+    items = [Item() for _ in range(3)]
+    for item in items:
+        order.grew(item)
+        item.size += 1
+        order.grew(item)
+    gone = [weakref.ref(item) for item in items]
+    for item in items:
+        order.discard(item)
+    del item, items
+    assert [ref() for ref in gone] == [None] * 3
+
+
 def test_an_eviction_that_frees_nothing_is_a_defect() -> None:
     account = RetentionBudget(0).open_account(lambda: None)
     with pytest.raises(AssertionError):
@@ -111,7 +131,7 @@ def test_sessions_that_have_ended_leave_no_entries() -> None:
         keeper.account.remove(3)
     assert budget.used == 0
     assert len(budget._accounts._heap) <= STALE_ENTRIES + 1
-    assert not budget._accounts._entered
+    assert not budget._accounts._entries
 
 
 def test_the_largest_item_is_found_whatever_happens() -> None:
