@@ -60,6 +60,9 @@ _AGENT = {
     "version": 1,
 }
 
+# The queue of an environment.
+_WORK = r"/v1/environments/(\w+)/work"
+
 
 class Api:
     """The double; its methods may be called in any thread."""
@@ -171,7 +174,7 @@ class Api:
     def answer(self, method: str, url: str, body: Any) -> tuple[int, Any]:
         """The status and the answer to a request."""
         path, query = urlsplit(url).path, parse_qs(urlsplit(url).query)
-        if found := re.fullmatch(r"/v1/environments/(\w+)/work/(\w+)(?:/(\w+))?", path):
+        if found := re.fullmatch(_WORK + r"/(\w+)(?:/(\w+))?", path):
             return self._answer_work(found[2], found[3] or "", query)
         if found := re.fullmatch(r"/v1/sessions/([^/]+)(/events)?", path):
             return self._answer_session(found[1], method, body, has_events=bool(found[2]))
