@@ -21,6 +21,7 @@ from tests.support.client import DEFAULT_TIMEOUT, scaled
 from tests.support.examples import examples
 from tests.support.memory_session import OURS, MemoryStream, Message
 
+from exec_server.client.engine.session import Closing
 from exec_server.client.environment import Environment
 from exec_server.errors import ConnectFailed, ExecServerError
 from exec_server.net.stream import ReceiverFactory
@@ -211,7 +212,7 @@ class HostileDialer:
     def retry_delay(self, attempt: int) -> float:
         return 0.0
 
-    async def close(self) -> None:
+    async def close(self, closing: Closing) -> None:
         pass
 
 

@@ -100,6 +100,13 @@ def _terminate_exited(client: Client, folder: Path) -> None:
     assert survivors({pid: started}) == []
 
 
+def _session_close(client: Client, folder: Path) -> None:
+    _start(client, "setsid sleep 600 > /dev/null 2>&1 & echo $!")
+    pid = int(client.collect("p").stdout)
+    assert client.call("session/close") == {}
+    assert not Path(f"/proc/{pid}").exists()
+
+
 def _append(client: Client, folder: Path) -> None:
     params = {"path": uri(folder / "file"), "dataBase64": b64("+")}
     assert client.call("fs/append", params) == {"size": 6}
@@ -196,6 +203,7 @@ _PROBES: dict[str, Probe] = {
     "processDetach": _detach,
     "processPid": _pid,
     "processTerminateExited": _terminate_exited,
+    "sessionClose": _session_close,
     "fsAppend": _append,
     "fsApplyPatch": _apply_patch,
     "fsChmod": _chmod,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from exec_server.client.engine.session import ClientSession
+from exec_server.client.engine.session import ClientSession, Closing
 from exec_server.client.environment import Environment
 from exec_server.client.process import Process
 from exec_server.errors import SessionLost
@@ -129,6 +129,7 @@ class MemoryDialer:
         self.failures: list[Exception] = []
         self.delays: list[int] = []
         self.closed = 0
+        self.closings: list[Closing] = []
         self.greet: Callable[[MemoryStream, Message], None] = lambda stream, request: stream.answer(
             request, GREETING
         )
@@ -146,8 +147,9 @@ class MemoryDialer:
         self.delays.append(attempt)
         return 0.0
 
-    async def close(self) -> None:
+    async def close(self, closing: Closing) -> None:
         self.closed += 1
+        self.closings.append(closing)
 
     async def stream(self) -> MemoryStream:
         """The next link that was opened."""

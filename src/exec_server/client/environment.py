@@ -74,7 +74,7 @@ C = TypeVar("C", bound=Process)
 
 # For the removal of temporary files before the session is closed: it takes milliseconds, unless the
 # server is unreachable, and then they remain.
-CLEAN_UP_SECONDS: Final = 2.0
+CLEAN_UP_SECONDS: Final = 1.0
 
 # Output that is kept by default: more than a caller can use, less than would exhaust the memory of
 # this machine. The rest is counted in `lost_bytes`.
@@ -328,7 +328,8 @@ class Environment(Handle):
         """Remove the temporary files of files that are still being written."""
         works = [self.session.spawn(clean_up()) for clean_up in self.session.clean_ups]
         if works:
-            await asyncio.wait(works, timeout=CLEAN_UP_SECONDS)
+            _, unanswered = await asyncio.wait(works, timeout=CLEAN_UP_SECONDS)
+            self.session.is_silent = bool(unanswered)
 
     def _adapt(self, features: ServerFeatures) -> None:
         """Use what this server has, and polyfills for the rest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, NewType
 
-from exec_server.protocol.decoding import Call, Params, Result
+from exec_server.protocol.decoding import Call, EmptyResult, Params, Result
 
 SessionId = NewType("SessionId", str)
 
@@ -60,6 +60,7 @@ class Capabilities(Result, frozen=True):
     fs_watch: bool = False
     port_forward: bool = False
     other_users: bool = False
+    session_close: bool = False
 
 
 class EnvironmentInfo(Result, frozen=True):
@@ -92,4 +93,5 @@ class InitializeResult(Result, frozen=True):
 
 INITIALIZE = Call("initialize", InitializeParams, InitializeResult)
 INFO: Call[None, EnvironmentInfo] = Call("environment/info", None, EnvironmentInfo)
+CLOSE: Call[None, EmptyResult] = Call("session/close", None, EmptyResult)
 STATUS: Call[None, EnvironmentStatus] = Call("environment/status", None, EnvironmentStatus)

@@ -118,6 +118,7 @@ class ConnectionState(enum.Enum):
     NEW = "call initialize"
     INITIALIZING = "send initialized"
     READY = "ready"
+    ENDED = "open another connection"  # the client has ended its session
     CLOSED = "closed"
 
 
@@ -481,6 +482,9 @@ class Connection:
 
     def probe(self) -> None:
         self._stream.probe()
+
+    def session_closed(self) -> None:
+        self._state = ConnectionState.ENDED
 
     def pause_writing(self) -> None:
         self._is_congested = True

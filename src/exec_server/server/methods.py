@@ -125,6 +125,13 @@ def _environment_rows() -> list[Method]:
     ]
 
 
+def _session_rows() -> list[Method]:
+    from exec_server.protocol import session
+    from exec_server.server.handlers import session as handlers
+
+    return [Method(session.CLOSE, handlers.close, "session", control=True)]
+
+
 def _process_rows() -> list[Method]:
     from exec_server.server.handlers import process as handlers
 
@@ -212,6 +219,7 @@ _ROWS: dict[str, Callable[[], list[Method]]] = {
     **dict.fromkeys(
         ("environment", "environmentConfig", "capabilities", "capabilityRoots"), _environment_rows
     ),
+    "session": _session_rows,
     "process": _process_rows,
     "fs": _file_rows,
     "http": _http_rows,

@@ -43,6 +43,10 @@ class AttachedConnection(Protocol):
 
     def probe(self) -> None: ...
 
+    def session_closed(self) -> None:
+        """The client has ended its session: refuse further requests."""
+        ...
+
 
 class Session:
     """A client's processes, and the connection that receives their events."""
@@ -215,6 +219,13 @@ class SessionRegistry:
         for group in self._groups:
             group.pop(session.id, None)
 
+    def close(self, session: Session) -> asyncio.Task[None]:
+        """End an attached session for its client; done when its processes are dead, or given up."""
+        assert session.connection is not None
+        session.connection.session_closed()
+        session.connection = None
+        return self._end(session)
+
     def end_of_stream(self, stream_id: str) -> None:
         """End the session whose last connection came by this relayed stream, attached or not."""
         for session in [each for each in self._sessions.values() if each.stream_id == stream_id]:
@@ -259,10 +270,10 @@ class SessionRegistry:
         self._leave_detached(session)
         self._end(session)
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: Session) -> asyncio.Task[None]:
         del self._sessions[session.id]
         guarded_call(session.close_attachments)
-        self._tasks.create_task(self._end_processes(session))
+        return self._tasks.create_task(self._end_processes(session))
 
     async def _end_processes(self, session: Session) -> None:
         try:

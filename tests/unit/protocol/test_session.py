@@ -8,6 +8,7 @@ import pytest
 from exec_server.errors import InvalidParams
 from exec_server.protocol.decoding import decode, decode_unit
 from exec_server.protocol.session import (
+    CLOSE,
     INFO,
     INITIALIZE,
     STATUS,
@@ -77,12 +78,13 @@ def test_initialize_result_on_the_wire() -> None:
 
 
 def test_methods_without_params() -> None:
-    assert (INITIALIZE.name, INFO.name, STATUS.name) == (
+    assert (INITIALIZE.name, CLOSE.name, INFO.name, STATUS.name) == (
         "initialize",
+        "session/close",
         "environment/info",
         "environment/status",
     )
-    assert INFO.params is STATUS.params is None
+    assert CLOSE.params is INFO.params is STATUS.params is None
     decode_unit(None)
     decode_unit({})
     with pytest.raises(InvalidParams, match="invalid type: sequence, expected unit"):

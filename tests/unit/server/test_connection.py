@@ -90,6 +90,22 @@ def test_initialize_succeeds_once() -> None:
     run_scenario(scenario)
 
 
+def test_no_request_follows_the_end_of_the_session() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        bench.ready()
+        [own] = bench.sessions._sessions.values()
+        await bench.sessions.close(own)
+        assert bench.tables[0].calls == ["end"]
+        bench.stream.say(named(2, "quick", "a"))
+        assert bench.stream.sent[-1]["error"]["message"] == (
+            "client must open another connection before using fake methods"
+        )
+        bench.connection.connection_lost()
+        assert bench.ran == []
+
+    run_scenario(scenario)
+
+
 def test_early_initialized_ends_the_connection() -> None:
     async def scenario(bench: ConnectionBench) -> None:
         bench.stream.say({"method": "initialized"})

@@ -131,6 +131,7 @@ def test_how_methods_are_scheduled() -> None:
     assert control == {
         "environment/info",
         "environment/status",
+        "session/close",
         "process/resize",
         "process/setFlow",
         "process/signal",

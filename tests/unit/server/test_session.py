@@ -31,6 +31,7 @@ class FakeConnection:
     def __init__(self) -> None:
         self.notified: list[msgspec.Struct] = []
         self.probes = 0
+        self.is_ended = False
 
     def notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
         assert notice is CLOSED
@@ -43,6 +44,9 @@ class FakeConnection:
 
     def probe(self) -> None:
         self.probes += 1
+
+    def session_closed(self) -> None:
+        self.is_ended = True
 
 
 class FakeTable:
@@ -131,6 +135,27 @@ def test_the_tables_learn_whether_the_client_is_there() -> None:
         assert [table.is_connected for table in tables] == [True, True]
 
     asyncio.run(scenario())
+
+
+def test_a_client_closes_its_session() -> None:
+    async def scenario(bench: Bench) -> None:
+        connection = FakeConnection()
+        session = bench.registry.create(connection)
+        bench.tables[0].may_end.clear()
+        closing = bench.registry.close(session)
+        assert connection.is_ended
+        with pytest.raises(InvalidRequest, match="unknown session id"):
+            bench.registry.resume(session.id, FakeConnection())
+        session.notify(CLOSED, EVENT)  # its processes are just dying
+        bench.registry.detach(session)  # its connection ends before they are dead
+        await _settle()
+        assert not closing.done()
+        bench.tables[0].may_end.set()
+        await closing
+        assert bench.tables[0].calls == ["end", "ended"]
+        assert connection.notified == []
+
+    _run(scenario)
 
 
 def test_the_session_of_a_revoked_stream_ends_attached_or_not() -> None:

@@ -286,8 +286,9 @@ class _Execution(_StreamCopy):
             has_input = self._can_read or arguments.tty
             outcome = await self._copy_streams(process, tty=arguments.tty, has_input=has_input)
             if outcome.has_ended:
-                # Background children end with the command; the answer is not waited for.
-                environment.session.post(TERMINATE, TerminateParams(process.id))
+                # Background children end with the session, or on request, which is not answered.
+                if not environment.capabilities.session_close:
+                    environment.session.post(TERMINATE, TerminateParams(process.id))
             elif not await self._kill(process):
                 # The server is unreachable: do not wait for the session to be resumed.
                 await environment.session.close()

@@ -7,14 +7,13 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from exec_server.client.engine.session import CALLS_IN_FLIGHT
+from exec_server.client.engine.session import CALLS_IN_FLIGHT, Closing
 from exec_server.errors import ConnectFailed, StartupError
 from exec_server.net.client_stream import ClientStream
 from exec_server.net.client_tls import PinnedContext
 from exec_server.net.stream import MessageStream, ReceiverFactory
 from exec_server.net.websocket.client import ClientSocket, SocketUser, connect
 from exec_server.net.websocket.frames import MESSAGE_BYTES
-from exec_server.net.websocket.socket import CLOSE_SECONDS
 from exec_server.protocol.urls import Url, parse_url
 from exec_server.registry.destination import is_loopback
 
@@ -25,8 +24,8 @@ OPEN_SECONDS = 10.0
 PING_SECONDS = 10.0
 # The interval of the reference.
 RECONNECT_SECONDS = 0.1
-# How long closing may take: sockets are dropped after CLOSE_SECONDS in any case.
-SHUTDOWN_GRACE_SECONDS = CLOSE_SECONDS + 1.0
+# How long the peers have to answer the close frames before their sockets are dropped.
+SHUTDOWN_GRACE_SECONDS = 1.0
 
 _GOING_AWAY = 1001
 _SCHEMES = frozenset({"ws", "wss"})
@@ -67,12 +66,12 @@ class Sockets:
             raise ConnectFailed(f"timed out after {OPEN_SECONDS:g} s") from None
         return made[0]
 
-    async def close(self) -> None:
-        """Close all sockets and wait for the peers to close them too."""
+    async def close(self, closing: Closing) -> None:
+        """Close all sockets, and wait for the peers to close them too if that may matter."""
         try:
             for socket in self._open:
                 socket.close(_GOING_AWAY, "")
-            if self._open:
+            if self._open and closing is Closing.ORDERLY:
                 closed = [socket.closed for socket in self._open]
                 await asyncio.wait(closed, timeout=SHUTDOWN_GRACE_SECONDS)
         finally:
@@ -114,8 +113,8 @@ class WebSocketDialer:
     def retry_delay(self, attempt: int) -> float:
         return RECONNECT_SECONDS
 
-    async def close(self) -> None:
-        await self._sockets.close()
+    async def close(self, closing: Closing) -> None:
+        await self._sockets.close(closing)
 
 
 def is_exposed_url(url: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from exec_server.client.engine.session import ClientSession
+from exec_server.client.engine.session import CLOSE_SECONDS, ClientSession
 from exec_server.errors import (
     ConnectionLost,
     ExecServerError,
@@ -532,20 +532,21 @@ class RemoteProcesses:
             self.recover(process)
 
     async def close(self) -> None:
-        """Kill all remaining processes, except detached ones, and wait up to KILL_SECONDS.
+        """Leave the detached processes, and kill all others, unless the server is about to do that.
 
         The sinks get SessionLost at once: an exit by this kill would look like one of its own.
         """
         self._is_closed = True
+        # The end of the session is the end of its processes, and of those that are forgotten here.
+        ends_with_session = self._session.features.capabilities.session_close
         for process in list(self._processes.values()):
-            if process.is_detached:
-                self.detach(process)
-            else:
-                self.kill(process)
+            if not ends_with_session:
+                self.detach(process) if process.is_detached else self.kill(process)
             process.sink.on_failed(SessionLost(_CLOSED))
             self.forget(process)
-        if self._ends:
-            await asyncio.wait(self._ends, timeout=KILL_SECONDS)
+        if self._ends and not ends_with_session:
+            _, unanswered = await asyncio.wait(self._ends, timeout=CLOSE_SECONDS)
+            self._session.is_silent = bool(unanswered)
         self._unsubscribe()
 
     def on_notice(self, notice: Notice[Any], params: Any) -> bool:

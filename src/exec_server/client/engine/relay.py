@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from exec_server.client.engine.dialers import RECONNECT_SECONDS, Sockets, parse_target
+from exec_server.client.engine.session import Closing
 from exec_server.errors import (
     ConnectFailed,
     CredentialRejected,
@@ -116,9 +117,9 @@ class RelayDialer:
     def retry_delay(self, attempt: int) -> float:
         return retry_delay(attempt, random.random)
 
-    async def close(self) -> None:
+    async def close(self, closing: Closing) -> None:
         try:
-            await self._sockets.close()
+            await self._sockets.close(closing)
         finally:
             await self._http.close()
 
@@ -200,8 +201,8 @@ class PlainRelayDialer:
     def retry_delay(self, attempt: int) -> float:
         return RECONNECT_SECONDS
 
-    async def close(self) -> None:
-        await self._sockets.close()
+    async def close(self, closing: Closing) -> None:
+        await self._sockets.close(closing)
 
 
 def _relay_error(error: ConnectFailed) -> ConnectFailed:

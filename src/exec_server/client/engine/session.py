@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -59,7 +60,13 @@ from exec_server.host.event_loop import ForkGuard
 from exec_server.net.stream import MessageStream, ReceiverFactory
 from exec_server.protocol.decoding import Call, Notice
 from exec_server.protocol.jsonrpc import RequestId, encode_error, encode_result
-from exec_server.protocol.session import INITIALIZE, EnvironmentInfo, InitializeParams, SessionId
+from exec_server.protocol.session import (
+    CLOSE,
+    INITIALIZE,
+    EnvironmentInfo,
+    InitializeParams,
+    SessionId,
+)
 
 T = TypeVar("T")
 
@@ -82,6 +89,9 @@ RECOVERY_SECONDS = 45.0
 # Through a registry the delays grow to seconds. There is an attempt this long before the end, which
 # leaves time for a handshake.
 LAST_ATTEMPT_SECONDS = 3.0
+# How long closing waits for a server that does not answer. It ends the session by itself later, and
+# a kill takes milliseconds.
+CLOSE_SECONDS = 1.0
 # How often one request is sent. A request that makes the server drop the connection must not be
 # repeated forever; even on a bad network no other request comes near this number.
 MAX_SENDS = 32
@@ -100,6 +110,7 @@ _PROTOCOL_ERROR: Final = 1002
 # Servers answer with this id if they could not read the id of a message.
 _NO_ID: Final = -1
 # The reason if the peer does not know `initialize`, or sends it to the client.
+_CLOSED: Final = "the session was closed"
 _NOT_A_SERVER: Final = "it does not speak the protocol of an exec-server"
 _FLOOD: Final = f"the server has sent nothing but useless messages for {FLOOD_SECONDS:g} s"
 _RESTARTED: Final = "; the server was probably restarted"
@@ -150,6 +161,14 @@ async def _settle(work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> No
             future.set_result(result)
 
 
+class Closing(enum.Enum):
+    """What a dialer that closes its connections may expect of the server."""
+
+    ORDERLY = enum.auto()  # it answers the close
+    ENDED = enum.auto()  # it has ended the session, so there is nothing to wait for
+    SILENT = enum.auto()  # it does not answer any more
+
+
 class Dialer(Protocol):
     """Opens connections to one server."""
 
@@ -174,7 +193,7 @@ class Dialer(Protocol):
         """Seconds to wait after a failed attempt; the first one has number 0."""
         ...
 
-    async def close(self) -> None:
+    async def close(self, closing: Closing) -> None:
         """Close all connections and wait for their end."""
         ...
 
@@ -364,6 +383,7 @@ class ClientSession:
         self._tasks = asyncio.TaskGroup()
         self._loop: asyncio.AbstractEventLoop | None = None  # from entering on
         self._is_closed = False
+        self.is_silent = False  # the server has not answered in time while this was being closed
         self._recovery: asyncio.Task[None] | None = None
         self._connection: ClientConnection | None = None
         self._end_reason: str | None = None
@@ -389,15 +409,35 @@ class ClientSession:
         await self._finish()
 
     async def close(self) -> None:
-        """End the session and its connection; calls in flight fail with SessionLost."""
+        """End the session, also on the server; calls in flight fail with SessionLost.
+
+        Without a connection the server ends the session when its retention is over.
+        """
         self._is_closed = True
         self.flow_control.close()
-        self._end("the session was closed")
-        self._queue.fail(SessionLost("the session was closed"))
-        if self._recovery is not None:
-            self._recovery.cancel()
-            await asyncio.wait([self._recovery])
-        await self._dialer.close()
+        closing = Closing.SILENT
+        try:
+            closing = await self._close_on_server()
+        finally:
+            self._end(_CLOSED)
+            self._queue.fail(SessionLost(_CLOSED))
+            if self._recovery is not None:
+                self._recovery.cancel()
+                await asyncio.wait([self._recovery])
+            await self._dialer.close(closing)
+
+    async def _close_on_server(self) -> Closing:
+        """Let the server end the session with all descendants of its processes, if it can."""
+        connection = self._connection
+        if connection is None or self.is_silent or not self.features.capabilities.session_close:
+            return Closing.SILENT if self.is_silent else Closing.ORDERLY
+        for call in connection.pending.values():
+            call.fail(SessionLost(_CLOSED))
+        self._queue.fail(SessionLost(_CLOSED))
+        closing = PendingCall(self._body(CLOSE.name, None), is_retryable=False)
+        self._send(connection, closing)
+        await asyncio.wait([closing.future], timeout=CLOSE_SECONDS)
+        return Closing.ENDED if closing.future.done() else Closing.SILENT
 
     async def reconnect(self) -> None:
         """Open a new session if this one has ended; if it is being resumed, wait for that.
@@ -535,8 +575,10 @@ class ClientSession:
 
     def _enqueue(self, call: PendingCall) -> None:
         """Send a call as soon as possible; raises SessionLost."""
+        if self._is_closed:
+            raise SessionLost(_CLOSED)
         if self._end_reason is not None:
-            if call.is_bound or self._is_closed or not self._reconnects:
+            if call.is_bound or not self._reconnects:
                 raise SessionLost(self._end_reason)
             self._begin_renewal()
         self._queue.add(call)

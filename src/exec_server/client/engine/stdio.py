@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from exec_server.client.engine.session import CALLS_IN_FLIGHT
+from exec_server.client.engine.session import CALLS_IN_FLIGHT, Closing
 from exec_server.errors import ConnectFailed, StartupError, os_error_text, printable
 from exec_server.host.interpreter import SECRET_NAMES
 from exec_server.net.lines import SEND_HIGH_BYTES, SEND_LOW_BYTES, LineStream
@@ -28,6 +28,8 @@ KEPT_LINES = 10
 KEPT_CHARACTERS = 300
 # Between SIGTERM and SIGKILL, as the reference; and for the kernel to end the program after that.
 TERMINATE_SECONDS = 2.0
+# The same for a program that has not answered the request to end its session.
+SILENT_SECONDS = 0.1
 KILL_SECONDS = 2.0
 # A program that has closed its stdin may have written messages before, which are read first.
 STDOUT_DRAIN_SECONDS = 1.0
@@ -89,9 +91,11 @@ class StdioDialer:
     def retry_delay(self, attempt: int) -> float:
         return 0.0
 
-    async def close(self) -> None:
+    async def close(self, closing: Closing) -> None:
         for program in self._programs:
             program.close(0, "no longer needed")
+            if closing is Closing.SILENT:
+                program.kill_after(SILENT_SECONDS)
         for program in self._programs:
             await program.wait_closed()
 
@@ -174,7 +178,7 @@ class ProgramStream(LineStream, asyncio.SubprocessProtocol):
         self._update_reading()
         if self._transport.get_returncode() is None:
             self._terminate()
-            self._timers.append(self._loop.call_later(TERMINATE_SECONDS, self.kill))
+            self.kill_after(TERMINATE_SECONDS)
         else:
             self.process_exited()
 
@@ -198,6 +202,10 @@ class ProgramStream(LineStream, asyncio.SubprocessProtocol):
         self._transport.close()  # without this call asyncio warns that it was not closed
         if not self._exited.done():
             self._exited.set_result(None)
+
+    def kill_after(self, seconds: float) -> None:
+        """Kill the program unless it has ended by then."""
+        self._timers.append(self._loop.call_later(seconds, self.kill))
 
     def kill(self) -> None:
         if self._transport.get_returncode() is None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from exec_server.client.engine.relay import PlainRelayDialer, RelayDialer
+from exec_server.client.engine.session import Closing
 from exec_server.errors import RegistryUnavailable, StartupError
 from exec_server.registry.api import ConnectionBundle
 from exec_server.relay.noise import PublicKey
@@ -72,7 +73,7 @@ def test_the_first_connection_tells_that_it_is_tried_again(monkeypatch: pytest.M
     async def scene() -> None:
         with pytest.raises(RegistryUnavailable, match="attempt 4"):
             await dialer._request_connection()
-        await dialer.close()
+        await dialer.close(Closing.ORDERLY)
 
     asyncio.run(scene())
     assert told == failures[:1]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.memory_session import (
     ENVIRONMENT,
@@ -26,7 +27,7 @@ from tests.support.memory_session import (
 from exec_server import errors
 from exec_server.client.engine import session
 from exec_server.client.engine.server_features import PROBES
-from exec_server.client.engine.session import ClientSession
+from exec_server.client.engine.session import ClientSession, Closing
 from exec_server.errors import ConnectFailed, RegistryUnavailable, SessionLost
 from exec_server.protocol import files, process
 from exec_server.protocol.decoding import Notice
@@ -48,6 +49,66 @@ def test_the_handshake_is_that_of_the_reference() -> None:
             assert session.environment_info.shell.path == "/bin/sh"
             assert not session.environment_info.capabilities.fs_watch_missing
         assert stream.closed == (1000, "the session was closed")
+
+    play(scene())
+
+
+CLOSING = msgspec.json.decode(msgspec.json.encode(GREETING))
+CLOSING["environmentInfo"]["capabilities"] = {"sessionClose": True}
+
+
+def test_closing_ends_the_session_on_the_server() -> None:
+    async def scene() -> None:
+        dialer = MemoryDialer()
+        dialer.greet = lambda stream, request: stream.answer(request, CLOSING)
+        async with ClientSession(dialer) as session, asyncio.TaskGroup() as tasks:
+            stream = await dialer.stream()
+            await stream.past_handshake()
+            sent = [tasks.create_task(measure(session, name)) for name in "abcd"]
+            for _ in range(dialer.calls_in_flight):
+                await stream.next("test/measure")
+            closing = tasks.create_task(session.close())
+            request = await stream.next("session/close")
+            for call in sent:
+                assert isinstance(await call, SessionLost)
+            assert stream.closed is None
+            assert not closing.done()
+            stream.answer(request, {})
+            await closing
+        assert stream.closed == (1000, "the session was closed")
+        assert stream.is_quiet
+        assert dialer.closings[0] is Closing.ENDED
+
+    play(scene())
+
+
+def test_closing_does_not_wait_long_for_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "CLOSE_SECONDS", 0.01)
+
+    async def scene(*, is_silent: bool) -> None:
+        dialer = MemoryDialer()
+        dialer.greet = lambda stream, request: stream.answer(request, CLOSING)
+        async with ClientSession(dialer) as opened:
+            stream = await dialer.stream()
+            await stream.past_handshake()
+            opened.is_silent = is_silent
+        assert stream.is_quiet is is_silent
+        assert dialer.closings == [Closing.SILENT]
+
+    play(scene(is_silent=False))
+    play(scene(is_silent=True))
+
+
+def test_closing_without_a_connection_asks_nothing() -> None:
+    async def scene() -> None:
+        dialer = MemoryDialer()
+        dialer.greet = lambda stream, request: stream.answer(request, CLOSING)
+        async with ClientSession(dialer):
+            stream = await dialer.stream()
+            await stream.past_handshake()
+            dialer.failures = [ConnectFailed("refused")] * 1000
+            stream.lose()
+        assert dialer.closings == [Closing.ORDERLY]
 
     play(scene())
 
