@@ -17,7 +17,7 @@ from tests.support.client import scaled, start_server
 from tests.support.client_targets import ClientTarget, Proxy, bounded, machine
 from tests.support.server_internals import eventually
 
-from exec_server import Environment, connect, sync
+from exec_server import Environment, Timeout, connect, sync
 
 # Children that a command leaves: in its group, with a session of its own, of a parent that is gone.
 _LEAVE = """
@@ -197,3 +197,32 @@ def pids_of(folder: Path) -> list[str]:
         return (folder / "pids").read_text().split()
     except FileNotFoundError:
         return []
+
+
+def test_a_timeout_with_a_server_that_is_away() -> None:
+    """A command that was sent is waited for a second longer than one that was not."""
+
+    async def scene(url: str, pid: int) -> None:
+        loop = asyncio.get_running_loop()
+        async with Proxy(url).running() as proxy, connect(proxy.url) as env:
+            os.kill(pid, signal.SIGSTOP)
+            began = loop.time()
+            with pytest.raises(Timeout) as unanswered:
+                await env.run(["sleep", "60"], timeout=0.2)
+            assert 1.1 < loop.time() - began < scaled(1.2) + 0.5
+            assert unanswered.value.was_sent
+            proxy.is_open = False
+            proxy.cut()
+            while env.session.is_connected:
+                await asyncio.sleep(0.01)
+            began = loop.time()
+            with pytest.raises(Timeout) as unsent:
+                await env.run(["sleep", "60"], timeout=0.2)
+            assert loop.time() - began < scaled(0.2) + 0.5
+            assert not unsent.value.was_sent
+
+    with start_server("ours") as server:
+        try:
+            bounded(scene(server.url, server.process.pid))
+        finally:
+            os.kill(server.process.pid, signal.SIGCONT)

@@ -20,7 +20,7 @@ import msgspec
 
 from exec_server.client.arguments import AnyNetworkProxy, AnyPath, AnySandbox
 from exec_server.client.engine.flow_control import separate_consumer
-from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess
+from exec_server.client.engine.recovery import KILL_SECONDS, UNANSWERED_KILL_SECONDS, RemoteProcess
 from exec_server.client.engine.server_features import SYSTEM_FIRST
 from exec_server.client.exceptions import CommandDenied, CommandFailed, ProgramNotFound, Timeout
 from exec_server.client.process import KILLED, QUIET_SECONDS, REST_SECONDS, Process, ProcessInput
@@ -370,8 +370,10 @@ class CommandRun(Process):
             if isinstance(error, TimeoutError) and scope.expired():
                 assert seconds is not None
                 await self._finish_delivery()
-                is_killed = self.exit_code is not None
-                raise Timeout(seconds, self._result(began), is_killed=is_killed) from None
+                is_killed = self.exit_code is not None or not remote.may_run
+                raise Timeout(
+                    seconds, self._result(began), is_killed=is_killed, was_sent=remote.may_run
+                ) from None
             raise
         finally:
             if self._delivering is not None:
@@ -462,8 +464,9 @@ class CommandRun(Process):
         """Kill what may run, and wait for the rest of its output, for KILL_SECONDS in all."""
         if self._is_closed or not remote.may_run:
             return
+        answers = remote.is_started and self._session.is_connected
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KILL_SECONDS):
+            async with asyncio.timeout(KILL_SECONDS if answers else UNANSWERED_KILL_SECONDS):
                 await asyncio.wait([self._processes.kill(remote)])
                 await self._wait_until_over()
 

@@ -352,17 +352,26 @@ def _end_of(stderr: bytes) -> str:
 class Timeout(ExecServerError, TimeoutError):
     """A command was killed after its timeout; `result` has its output so far.
 
-    If `is_killed` is false, its end was not reported: the server does not answer. It kills the
-    command when it gets the request, or gives up the session.
+    If `was_sent` is false, the server could not be reached in this time, and nothing runs. If
+    `is_killed` is false, the end was not reported: the server does not answer. It kills the command
+    when it gets the request, or gives up the session.
     """
 
-    def __init__(self, seconds: float, result: Result, *, is_killed: bool = True) -> None:
+    def __init__(
+        self, seconds: float, result: Result, *, is_killed: bool = True, was_sent: bool = True
+    ) -> None:
         super().__init__(seconds, result)
         self.seconds = seconds
         self.result = result
         self.is_killed = is_killed
+        self.was_sent = was_sent
 
     def __str__(self) -> str:
+        if not self.was_sent:
+            return (
+                f"{self.result.argv[0]} was not sent within {self.seconds:g} s, because there is "
+                "no connection to the server; nothing runs"
+            )
         text = f"{self.result.argv[0]} did not end within {self.seconds:g} s"
         if self.is_killed:
             return f"{text} and was killed"

@@ -14,7 +14,7 @@ from tests.support.memory_session import Scene, in_environment, outcome, turns
 from exec_server.client import commands as run_module
 from exec_server.client.exceptions import Timeout
 from exec_server.client.results import Chunk, Result
-from exec_server.errors import InvalidRequest, ProcessLost
+from exec_server.errors import ConnectFailed, InvalidRequest, ProcessLost
 
 
 @pytest.fixture(autouse=True)
@@ -239,3 +239,35 @@ async def test_a_cancelled_run_stops_its_delivery(scene: Scene) -> None:
         scene.exited(2, 137)
         scene.say("closed", 3)
     assert run.cancelled()
+
+
+@in_environment
+async def test_a_command_that_was_never_sent_ends_with_its_timeout(scene: Scene) -> None:
+    """Nothing runs, also when the connection is there again."""
+    scene.dialer.failures = [ConnectFailed("refused") for _ in range(100_000)]
+    scene.stream.lose()
+    began = asyncio.get_running_loop().time()
+    late = await outcome(scene.env.run(["make"], timeout=0.05))
+    assert asyncio.get_running_loop().time() - began < 1
+    assert isinstance(late, Timeout)
+    assert (late.was_sent, late.is_killed) == (False, True)
+    assert str(late) == (
+        "make was not sent within 0.05 s, because there is no connection to the server; nothing "
+        "runs"
+    )
+    scene.dialer.failures.clear()
+    stream = await scene.dialer.stream()
+    await stream.past_handshake()
+    await turns()
+    assert stream.is_quiet
+
+
+@in_environment
+async def test_the_kill_of_an_unanswered_start_is_waited_for_shortly(scene: Scene) -> None:
+    with mock.patch.object(run_module, "UNANSWERED_KILL_SECONDS", 0.01):
+        late = await outcome(scene.env.run(["make"], timeout=0.01))
+    assert isinstance(late, Timeout)
+    assert (late.was_sent, late.is_killed) == (True, False)
+    assert "it may still run" in str(late)
+    await scene.stream.next("process/start")
+    await scene.stream.next("process/terminate")

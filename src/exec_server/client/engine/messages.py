@@ -250,7 +250,8 @@ class PendingCall:
     """A request that is queued or sent; cancelling its future discards the answer.
 
     A call that `is_retryable` may be sent again if its answer is lost, one that `is_bound` names
-    something that ends with the session. `on_answer` is called before the next message is received.
+    something that ends with the session. `on_send` is called whenever the call is sent, `on_answer`
+    before the next message is received.
     """
 
     __slots__ = (
@@ -260,6 +261,7 @@ class PendingCall:
         "is_retryable",
         "is_urgent",
         "on_answer",
+        "on_send",
         "times_sent",
     )
 
@@ -270,12 +272,14 @@ class PendingCall:
         is_retryable: bool,
         is_urgent: bool = False,
         is_bound: bool = False,
+        on_send: Callable[[], None] | None = None,
         on_answer: Callable[[], None] | None = None,
     ) -> None:
         self.body = body
         self.is_retryable = is_retryable
         self.is_urgent = is_urgent
         self.is_bound = is_bound
+        self.on_send = on_send
         self.on_answer = on_answer
         self.times_sent = 0
         self.future: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
@@ -289,6 +293,8 @@ class PendingCall:
         else:
             stream.send(text)
         self.times_sent += 1
+        if self.on_send is not None:
+            self.on_send()
         if not self.is_retryable:
             self.body = b""  # it may be large, and the answer may take long
 

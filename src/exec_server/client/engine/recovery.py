@@ -68,6 +68,9 @@ STARTING_SECONDS: Final = 0.02
 DROPPED_SECONDS: Final = 0.25
 # How long a caller waits for the end of a killed process. It takes milliseconds.
 KILL_SECONDS: Final = 5.0
+# The same if the server has not answered the start, or there is no connection: the kill is made as
+# soon as the server can be reached.
+UNANSWERED_KILL_SECONDS: Final = 1.0
 
 # Size of a read. It is halved after each lost connection, down to a minimum: an answer that is
 # larger than the connection can carry would never arrive. Then the number of losses in a row.
@@ -347,6 +350,10 @@ class RemoteProcess:
         """
         self.is_started = True
 
+    def set_sent(self) -> None:
+        """Note that the start is on its way."""
+        self.may_run = True
+
     def recover(self) -> asyncio.Future[None]:
         """Read all missed events; a recovery in progress covers them."""
         return self._processes.recover(self)
@@ -378,14 +385,17 @@ class RemoteProcesses:
         is_repeated = False  # the server may have got the request already
         params = msgspec.structs.replace(params, process_id=process.id)
         deadline = asyncio.get_running_loop().time() + self._resend_seconds()
-        process.may_run = True
         while True:
             try:
                 # A start that may have been performed is not repeated in a new session, nor when
                 # the server may have forgotten it.
                 async with asyncio.timeout_at(deadline if is_repeated else None):
                     started = await self._session.call(
-                        START, params, is_bound=is_repeated, on_answer=process.set_started
+                        START,
+                        params,
+                        is_bound=is_repeated,
+                        on_send=process.set_sent,
+                        on_answer=process.set_started,
                     )
                 process.pid = started.pid
                 return

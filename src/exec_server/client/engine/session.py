@@ -490,23 +490,29 @@ class ClientSession:
         *,
         is_retryable: bool = False,
         is_bound: bool = False,
+        on_send: Callable[[], None] | None = None,
         on_answer: Callable[[], None] | None = None,
     ) -> R:
         """Send a request and wait for its answer without a time limit.
 
         Raises RpcError (a subclass for each code) if the server refuses, ConnectionLost if the
         connection ends first and the request is not `is_retryable`, and SessionLost. A request that
-        `is_bound` to this session is not made in a new one. `on_answer` is called when the result
-        is received, before the next message is. If the caller is cancelled, the answer is
-        discarded; the server does not learn of it. For a method that the server lacks, its
-        polyfill is used.
+        `is_bound` to this session is not made in a new one. `on_send` is called when it is sent,
+        `on_answer` when the result is received, before the next message is. If the caller is
+        cancelled, the answer is discarded; the server does not learn of it. For a method that the
+        server lacks, its polyfill is used.
         """
         consumers = self.flow_control.begin_wait()
         try:
             if call.name in self.missing_methods:
                 return await self.call_polyfill(call, params)
             answer = await self._request(
-                call.name, params, is_retryable=is_retryable, is_bound=is_bound, on_answer=on_answer
+                call.name,
+                params,
+                is_retryable=is_retryable,
+                is_bound=is_bound,
+                on_send=on_send,
+                on_answer=on_answer,
             )
         finally:
             self.flow_control.end_wait(consumers)
@@ -543,6 +549,7 @@ class ClientSession:
         is_retryable: bool,
         is_urgent: bool = False,
         is_bound: bool = False,
+        on_send: Callable[[], None] | None = None,
         on_answer: Callable[[], None] | None = None,
     ) -> Raw:
         call = PendingCall(
@@ -550,6 +557,7 @@ class ClientSession:
             is_retryable=is_retryable,
             is_urgent=is_urgent,
             is_bound=is_bound,
+            on_send=on_send,
             on_answer=on_answer,
         )
         self._enqueue(call)
