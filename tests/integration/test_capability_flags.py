@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.client import Client, b64, survivors, uri
+from tests.support.client import Client, b64, start_server, survivors, uri
 from tests.support.older_servers import HANDSHAKES
 
 from exec_server.protocol.session import Capabilities
@@ -105,6 +105,12 @@ def _session_close(client: Client, folder: Path) -> None:
     pid = int(client.collect("p").stdout)
     assert client.call("session/close") == {}
     assert not Path(f"/proc/{pid}").exists()
+
+
+def _session_retention(client: Client, folder: Path) -> None:
+    params = {"clientName": "c", "sessionRetentionSeconds": 600}
+    with start_server("ours") as server, server.connect(initialize=False) as other:
+        assert other.call("initialize", params)["sessionRetentionSeconds"] == 600
 
 
 def _append(client: Client, folder: Path) -> None:
@@ -204,6 +210,7 @@ _PROBES: dict[str, Probe] = {
     "processPid": _pid,
     "processTerminateExited": _terminate_exited,
     "sessionClose": _session_close,
+    "sessionRetention": _session_retention,
     "fsAppend": _append,
     "fsApplyPatch": _apply_patch,
     "fsChmod": _chmod,

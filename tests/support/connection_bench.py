@@ -23,7 +23,7 @@ from exec_server.server import connection
 from exec_server.server.connection import Connection
 from exec_server.server.context import ConnectionContext, Encoded, ServerContext, Streamed
 from exec_server.server.methods import Method
-from exec_server.server.session import SessionRegistry
+from exec_server.server.session import Retentions, SessionRegistry
 
 _ENVIRONMENT = session.EnvironmentInfo(
     session.Shell("sh", "/bin/sh"),
@@ -127,7 +127,7 @@ class _Table:
     def connection_opened(self) -> None:
         """There is no output."""
 
-    def connection_lost(self) -> None:
+    def connection_lost(self, *, keeps_closed: bool) -> None:
         """There is no output."""
 
     def pause_reading(self) -> None:
@@ -150,7 +150,9 @@ class ConnectionBench:
         self.tables: list[_Table] = []
         self.ran: list[str] = []
         self.gates: dict[str, asyncio.Future[None]] = {}
-        self.sessions = SessionRegistry(self._make_table, GuardedTasks(tasks), 1000.0)
+        self.sessions = SessionRegistry(
+            self._make_table, GuardedTasks(tasks), Retentions(1000.0, 2000.0)
+        )
         self.server = ServerContext(
             environment=_ENVIRONMENT,
             variables={},

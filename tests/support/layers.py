@@ -38,7 +38,7 @@ LAYERS = [
     Layer(2, "line patterns", ("filesystem.line_patterns",), ("errors",), _PURE),
     Layer(2, "output", ("process.output", "process.retention"), ("errors", "protocol"), _PURE),
     # The client and its commands import these modules of `host`, which need no Linux.
-    Layer(2, "portable", ("host.event_loop", "host.interpreter"), ()),
+    Layer(2, "portable", ("host.clock", "host.event_loop", "host.interpreter"), ()),
     Layer(
         2,
         "host",
@@ -199,7 +199,12 @@ LAYERS = [
         ("errors", "protocol", "patching", "client", "sync", "local server", "version"),
     ),
     Layer(6, "logs", ("cli.logs",), ("errors",)),
-    Layer(6, "arguments", ("cli.errors", "cli.parser", "cli.serve.arguments"), ("logs", "version")),
+    Layer(
+        6,
+        "arguments",
+        ("cli.errors", "cli.parser", "cli.serve.arguments"),
+        ("logs", "portable", "version"),
+    ),
     # The watchdog stays small: its imports are limited.
     Layer(
         6,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable
 from typing import Final, Literal, Self, TypeVar
 
@@ -141,6 +142,19 @@ def _ends(data: bytes, limit: int) -> tuple[bytes, bytes]:
         if tail_begin < len(data) and data[tail_begin] & 0xC0 == 0x80:
             tail_begin += 1
     return data[:head_end], data[tail_begin:]
+
+
+class ConnectionStatus(msgspec.Struct, frozen=True):
+    """What the connection to a server does; see Environment.status.
+
+    `lost` means that the session is lost, `closed` that the environment was closed, or not opened.
+    """
+
+    state: Literal["connected", "reconnecting", "lost", "closed"]
+    since: datetime.datetime  # aware; by the clock of this machine
+    reason: str | None = None  # of the loss, or of the last attempt
+    attempt: int = 0  # to get the connection back; 0 unless it is reconnecting
+    gives_up_at: datetime.datetime | None = None  # while it is reconnecting
 
 
 class RunProgress(msgspec.Struct, frozen=True):

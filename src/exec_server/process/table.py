@@ -197,6 +197,7 @@ class ProcessTable:
         # The times at which closed ones are forgotten, in the order of closing, and the one timer.
         self._closed: dict[Process, float] = {}
         self._expiry: asyncio.TimerHandle | None = None
+        self._keeps_closed = False  # until the client is back
         self._closed_sizes: dict[Process, int] = {}  # as counted in the sum
         self._closed_bytes = 0
         self._paused = False
@@ -391,15 +392,28 @@ class ProcessTable:
     def connection_opened(self) -> None:
         """The client is there: recent output is kept for it."""
         self._is_connected = True
+        if self._keeps_closed:
+            self._keeps_closed = False
+            expiry = self._loop.time() + self._limits.retention_seconds
+            self._closed = dict.fromkeys(self._closed, expiry)
+            if self._closed:
+                self._expire()
         if self._recent_budget is not None:
             self._recent_budget.is_open = True
         self._uncharged.clear()
         for process in self._live:
             process.log.discharge()
 
-    def connection_lost(self) -> None:
-        """The client is away: its output takes memory of the server's budget."""
+    def connection_lost(self, *, keeps_closed: bool = False) -> None:
+        """The client is away: its output takes memory of the server's budget.
+
+        With `keeps_closed` no process is forgotten because of its age until the client is back.
+        """
         self._is_connected = False
+        self._keeps_closed = keeps_closed
+        if keeps_closed and self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
         if self._recent_budget is not None:
             self._recent_budget.is_open = False
         self._uncharged = list(self._live)
@@ -458,7 +472,7 @@ class ProcessTable:
         ):
             self._forget(next(iter(self._closed)))
         self._closed[process] = self._loop.time() + limits.retention_seconds
-        if self._expiry is None:
+        if self._expiry is None and not self._keeps_closed:
             self._expiry = self._loop.call_later(limits.retention_seconds, self._expire)
         self._closed_sizes[process] = size
         self._closed_bytes += size

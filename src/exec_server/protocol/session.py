@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, NewType
 
-from exec_server.protocol.decoding import Call, EmptyResult, Params, Result
+from exec_server.protocol.decoding import U32, Call, EmptyResult, Params, Result
 
 SessionId = NewType("SessionId", str)
 
@@ -61,6 +61,7 @@ class Capabilities(Result, frozen=True):
     port_forward: bool = False
     other_users: bool = False
     session_close: bool = False
+    session_retention: bool = False
 
 
 class EnvironmentInfo(Result, frozen=True):
@@ -82,13 +83,16 @@ class EnvironmentStatus(Result, frozen=True):
 
 class InitializeParams(Params, frozen=True):
     omissible: ClassVar[tuple[str, ...]] = ("resume_session_id",)
+    named_only: ClassVar[tuple[str, ...]] = ("session_retention_seconds",)
     client_name: str
     resume_session_id: str | None = None
+    session_retention_seconds: U32 | None = None  # an extension
 
 
-class InitializeResult(Result, frozen=True):
+class InitializeResult(Result, frozen=True, omit_defaults=True):
     session_id: SessionId
     environment_info: EnvironmentInfo
+    session_retention_seconds: int | None = None  # granted, if it was asked for
 
 
 INITIALIZE = Call("initialize", InitializeParams, InitializeResult)

@@ -433,6 +433,7 @@ class Connection:
         else:
             session = sessions.resume(params.resume_session_id, self)
         session.stream_id = self._stream_id
+        granted = sessions.grant_retention(session, params.session_retention_seconds)
         self._context = ConnectionContext(
             self._server,
             session,
@@ -443,7 +444,7 @@ class Connection:
         )
         self._state = next_state
         log.info("client %s has session %s", self._stream.origin, session.id)
-        return InitializeResult(session.id, self._context.environment)
+        return InitializeResult(session.id, self._context.environment, granted)
 
     def _send_result(
         self, request_id: jsonrpc.RequestId, result: Result | Encoded | WithData

@@ -28,7 +28,7 @@ from exec_server.server.connection import Connection
 from exec_server.server.context import ServerContext
 from exec_server.server.detached import DetachedProcesses, MakeTable
 from exec_server.server.methods import load_all
-from exec_server.server.session import SessionRegistry
+from exec_server.server.session import Retentions, SessionRegistry
 
 if TYPE_CHECKING:
     from exec_server.filesystem.inotify import Inotify
@@ -70,6 +70,8 @@ END_SECONDS = 5.0
 
 # As on the reference, whose client tries for 45 s to resume its session.
 DEFAULT_RETENTION_SECONDS = 80.0
+# What clients may ask for: a laptop that is closed in the evening comes back in the morning.
+MAX_RETENTION_SECONDS = 86_400.0
 
 
 class Executor(Protocol):
@@ -87,11 +89,16 @@ class Options(msgspec.Struct, frozen=True):
 
     concurrent_requests: int = 1
     session_retention: float = DEFAULT_RETENTION_SECONDS
+    max_session_retention: float = MAX_RETENTION_SECONDS  # for clients that ask for it
     process_retention: float = RETENTION_SECONDS
     # Called with a path that must be removed if the server is killed, and whether it exists.
     register_cleanup: Callable[[str, bool], None] = lambda path, exists: None
     allow_port_hosts: bool = False  # forward connections to other hosts than this machine
     private_via_upstream: bool = False  # see proxy.upstream
+
+    @property
+    def retentions(self) -> Retentions:
+        return Retentions(self.session_retention, self.max_session_retention)
 
 
 class _LazyHttpClient:
@@ -161,8 +168,8 @@ async def _server_context(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = GuardedTasks(group)  # all of them: an exception of one client ends no other
-            sessions = SessionRegistry(make_table, tasks, options.session_retention)
-            sweeper = tasks.create_task(_sweep(sandboxes, decode_threads))
+            sessions = SessionRegistry(make_table, tasks, options.retentions)
+            sweeper = tasks.create_task(_sweep(sandboxes, sessions, decode_threads))
             loader = tasks.create_task(_load_when_idle(sandboxes, sessions, cleanup_threads))
             detached = DetachedProcesses(make_table)
             proxies = ProxyResources(tasks, lookup_threads, variables, options.private_via_upstream)
@@ -232,10 +239,11 @@ async def _load_when_idle(
                 return  # a confined request tries again, and its answer has the reason
 
 
-async def _sweep(sandboxes: Sandboxes, threads: ThreadPool) -> None:
-    """Release idle workers, unused sandboxes and free memory, until cancelled."""
+async def _sweep(sandboxes: Sandboxes, sessions: SessionRegistry, threads: ThreadPool) -> None:
+    """Release idle workers, unused sandboxes, overdue sessions and free memory, until cancelled."""
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
+        guarded_call(sessions.expire_overdue)
         guarded_call(sandboxes.drop_idle)
         # In a thread, because the kernel takes some milliseconds for each ten megabytes; but not
         # in one that may hang on a dead disk.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from exec_server.errors import InvalidRequest, SessionAttached
+from exec_server.host.clock import boot_time
 from exec_server.host.event_loop import GuardedTasks, guarded_call
 from exec_server.process.process import Emit, Process
 from exec_server.process.table import ProcessTable
@@ -25,6 +27,10 @@ log = logging.getLogger(__name__)
 # and go at a rate of 100 a second leave behind. Beyond this a detached session without running
 # processes ends before its retention; `initialize` is refused if there is none.
 MAX_SESSIONS = 12_288
+# Sessions whose clients were granted a longer retention than that of the server, a twelfth of all:
+# however long they are kept, they cannot lock out clients that connect. Further ones get the
+# retention of the server, which the answer to `initialize` tells them.
+MAX_LONG_SESSIONS = 1024
 # Looking through all sessions for processes that have ended takes milliseconds, so it is done once
 # in this time. Until then `initialize` may be refused without need.
 SEARCH_SECONDS = 0.1
@@ -57,6 +63,7 @@ class Session:
         self.id = SessionId(str(uuid.uuid4()))
         self.connection: AttachedConnection | None = None
         self.stream_id: str | None = None  # of its last connection, if that came through a relay
+        self.retention: float | None = None  # what its client was granted, if it has asked
         self.processes = make_table(self.notify)
         self.attachments: dict[ProcessId, Attachment] = {}  # detached processes that it uses
         self._is_paused = False  # the send buffer of the connection is full
@@ -149,26 +156,43 @@ class Session:
             attachment.skip_to_end()
 
     def connection_lost(self) -> None:
-        """Let the processes run on; the client may resume."""
+        """Let the processes run on; the client may resume.
+
+        A client that has asked for a retention finds those that have ended when it comes back.
+        """
         self.connection = None
         self._is_paused = False
         for table in self._tables():
-            table.connection_lost()
+            table.connection_lost(keeps_closed=self.retention is not None)
         self.processes.resume_reading()
+
+
+class Retentions(NamedTuple):
+    """How many seconds sessions are kept without a connection."""
+
+    default: float  # if their clients ask for nothing
+    most: float  # that clients get
 
 
 class SessionRegistry:
     """Creates, resumes and ends sessions."""
 
     def __init__(
-        self, make_table: Callable[[Emit], ProcessTable], tasks: GuardedTasks, retention: float
+        self,
+        make_table: Callable[[Emit], ProcessTable],
+        tasks: GuardedTasks,
+        retentions: Retentions,
+        clock: Callable[[], float] = boot_time,
     ) -> None:
         self._make_table = make_table
         self._tasks = tasks
-        self._retention = retention
+        self._retention = retentions.default
+        self._max_retention = max(retentions)
+        self._clock = clock
         self._sessions: dict[SessionId, Session] = {}
-        # Of the detached sessions.
-        self._expiries: dict[SessionId, asyncio.TimerHandle] = {}
+        self._long: set[SessionId] = set()  # those with a retention above that of the server
+        # Of the detached sessions: a timer, and the time of the clock that runs during suspend.
+        self._expiries: dict[SessionId, tuple[asyncio.TimerHandle, float]] = {}
         # They had no process, only finished ones, or running ones when they were detached; in each
         # group in the order of detaching. A detached session starts no process.
         self._groups: tuple[dict[SessionId, None], ...] = ({}, {}, {})
@@ -191,6 +215,9 @@ class SessionRegistry:
         has lost it, but the server may not have noticed yet.
         """
         session = self._sessions.get(SessionId(session_id))
+        if session is not None and self._is_overdue(session.id):
+            self._expire(session)
+            session = None
         if session is None:
             raise InvalidRequest(f"unknown session id {session_id}")
         if session.connection is not None:
@@ -205,17 +232,40 @@ class SessionRegistry:
         if session.id not in self._sessions:
             return  # ended with the server
         session.connection_lost()
-        if self._retention <= 0:
+        retention = self._retention if session.retention is None else session.retention
+        if retention <= 0:
             self._end(session)
             return
-        loop = asyncio.get_running_loop()
-        self._expiries[session.id] = loop.call_later(self._retention, self._expire, session)
+        timer = asyncio.get_running_loop().call_later(retention, self._expire, session)
+        self._expiries[session.id] = (timer, self._clock() + retention)
         processes = session.processes
         group = 2 if processes.live_count else 0 if processes.is_empty else 1
         self._groups[group][session.id] = None
 
+    def grant_retention(self, session: Session, seconds: int | None) -> int | None:
+        """Grant what a client asks for, as far as possible; returns the seconds, None for None."""
+        if seconds is None:
+            return None
+        granted = min(seconds, self._max_retention)
+        self._long.discard(session.id)
+        if granted > self._retention and len(self._long) >= MAX_LONG_SESSIONS:
+            granted = self._retention
+        if granted > self._retention:
+            self._long.add(session.id)
+        session.retention = granted
+        return math.ceil(granted)
+
+    def expire_overdue(self) -> None:
+        """End the sessions that have expired while this machine was suspended."""
+        for session_id in [each for each in self._expiries if self._is_overdue(each)]:
+            self._expire(self._sessions[session_id])
+
+    def _is_overdue(self, session_id: SessionId) -> bool:
+        expiry = self._expiries.get(session_id)
+        return expiry is not None and self._clock() >= expiry[1]
+
     def _leave_detached(self, session: Session) -> None:
-        self._expiries.pop(session.id).cancel()
+        self._expiries.pop(session.id)[0].cancel()
         for group in self._groups:
             group.pop(session.id, None)
 
@@ -272,6 +322,7 @@ class SessionRegistry:
 
     def _end(self, session: Session) -> asyncio.Task[None]:
         del self._sessions[session.id]
+        self._long.discard(session.id)
         guarded_call(session.close_attachments)
         return self._tasks.create_task(self._end_processes(session))
 
@@ -284,7 +335,7 @@ class SessionRegistry:
 
     async def end_all(self) -> None:
         """Kill the processes of every session."""
-        for timer in self._expiries.values():
+        for timer, _ in self._expiries.values():
             timer.cancel()
         self._expiries.clear()
         for detached in self._groups:

@@ -87,6 +87,30 @@ def test_one_timer_forgets_all_closed_processes(run: Run) -> None:
     run(test)
 
 
+def test_closed_processes_are_kept_while_the_client_is_away(run: Run) -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        world.table._loop = cast(asyncio.AbstractEventLoop, clock)
+        for name in ("a", "b", "c"):
+            await world.start(name)
+        await world.finish("a")
+        world.table.connection_lost(keeps_closed=True)
+        clock.advance(50)
+        await world.finish("b")
+        clock.advance(30_000)
+        assert (world.ids(), clock.waiting) == (["a", "b", "c"], [])
+        world.table.connection_opened()
+        clock.advance(30_079)
+        assert world.ids() == ["a", "b", "c"]
+        clock.advance(30_080)
+        assert (world.ids(), clock.waiting) == (["c"], [])
+        world.table.connection_lost(keeps_closed=True)
+        world.table.connection_opened()  # there is nothing to forget
+        assert clock.waiting == []
+
+    run(test)
+
+
 # At 100 starts a second this many have closed within RETENTION_SECONDS.
 _CLOSED = 8000
 # A text with one such character has 4 bytes for each of its characters.

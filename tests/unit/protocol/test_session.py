@@ -28,6 +28,7 @@ from exec_server.protocol.session import (
         ({"clientName": "c"}, InitializeParams("c")),
         ({"clientName": "", "resumeSessionId": None, "more": 1}, InitializeParams("")),
         ({"clientName": "c", "resumeSessionId": "s"}, InitializeParams("c", "s")),
+        ({"clientName": "c", "sessionRetentionSeconds": 60}, InitializeParams("c", None, 60)),
         (["c"], InitializeParams("c")),
         (["c", "s"], InitializeParams("c", "s")),
     ],

@@ -90,6 +90,20 @@ def test_initialize_succeeds_once() -> None:
     run_scenario(scenario)
 
 
+def test_the_retention_is_granted_to_those_who_ask() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        params = {"clientName": "x", "sessionRetentionSeconds": 5000}
+        bench.stream.say(request(1, "initialize", **params))
+        result = bench.stream.sent[0]["result"]
+        assert result["sessionRetentionSeconds"] == 2000
+        other = MemoryStream()
+        bench.connect(other)
+        other.say(request(1, "initialize", clientName="x"))
+        assert "sessionRetentionSeconds" not in other.sent[0]["result"]
+
+    run_scenario(scenario)
+
+
 def test_no_request_follows_the_end_of_the_session() -> None:
     async def scenario(bench: ConnectionBench) -> None:
         bench.ready()

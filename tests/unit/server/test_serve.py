@@ -268,11 +268,13 @@ def test_a_sweep_drops_idle_sandboxes_and_returns_memory(
 
     async def run(function: Callable[[], None]) -> None:
         function()
-        if len(calls) == 4:
+        if len(calls) == 6:
             raise InternalError("enough")
+
+    sessions = SimpleNamespace(expire_overdue=lambda: calls.append("expire"))
 
     sandboxes, threads = SimpleNamespace(drop_idle=drop_idle), SimpleNamespace(run=run)
     with pytest.raises(InternalError, match="enough"):
-        asyncio.run(serve._sweep(cast(Any, sandboxes), cast(Any, threads)))
-    assert calls == ["drop", "return"] * 2
+        asyncio.run(serve._sweep(cast(Any, sandboxes), cast(Any, sessions), cast(Any, threads)))
+    assert calls == ["expire", "drop", "return"] * 2
     assert "a bug" in caplog.text

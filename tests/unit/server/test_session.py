@@ -20,7 +20,7 @@ from exec_server.protocol.network import POLICY_REQUEST, Destination, PolicyPara
 from exec_server.protocol.process import CLOSED, ClosedParams, ProcessId
 from exec_server.server import session as sessions
 from exec_server.server.detached import Broadcast
-from exec_server.server.session import SessionRegistry
+from exec_server.server.session import Retentions, SessionRegistry
 
 EVENT = ClosedParams(ProcessId("p"), 1)
 
@@ -58,6 +58,7 @@ class FakeTable:
         self.is_empty = True
         self.live_count = 0
         self.is_connected = True
+        self.keeps_closed = False
         self.may_end = asyncio.Event()
         self.may_end.set()
 
@@ -70,8 +71,9 @@ class FakeTable:
     def connection_opened(self) -> None:
         self.is_connected = True
 
-    def connection_lost(self) -> None:
+    def connection_lost(self, *, keeps_closed: bool) -> None:
         self.is_connected = False
+        self.keeps_closed = keeps_closed
 
     def pause_reading(self) -> None:
         self.calls.append("pause_reading")
@@ -93,7 +95,10 @@ class Bench:
 
     def __init__(self, tasks: asyncio.TaskGroup, retention: float) -> None:
         self.tables: list[FakeTable] = []
-        self.registry = SessionRegistry(self._make_table, GuardedTasks(tasks), retention)
+        self.now = 0.0  # of the clock that runs during suspend
+        self.registry = SessionRegistry(
+            self._make_table, GuardedTasks(tasks), Retentions(retention, 86_400.0), lambda: self.now
+        )
 
     def _make_table(self, emit: Emit) -> ProcessTable:
         self.tables.append(FakeTable(emit))
@@ -154,6 +159,73 @@ def test_a_client_closes_its_session() -> None:
         await closing
         assert bench.tables[0].calls == ["end", "ended"]
         assert connection.notified == []
+
+    _run(scenario)
+
+
+def test_a_client_asks_for_a_retention() -> None:
+    async def scenario(bench: Bench) -> None:
+        registry = bench.registry
+        loop = asyncio.get_running_loop()
+        kept = {}
+        for asked, granted in ((None, None), (5, 5), (28_800, 28_800), (10**9, 86_400)):
+            session = registry.create(FakeConnection())
+            assert registry.grant_retention(session, asked) == granted
+            registry.detach(session)
+            timer, until = registry._expiries[session.id]
+            kept[asked] = (round(timer.when() - loop.time()), until)
+            assert bench.tables[-1].keeps_closed is (asked is not None)
+        assert kept == {
+            None: (1000, 1000),
+            5: (5, 5),
+            28_800: (28_800, 28_800),
+            10**9: (86_400, 86_400),
+        }
+        at_once = registry.create(FakeConnection())
+        assert registry.grant_retention(at_once, 0) == 0
+        registry.detach(at_once)
+        await _settle()
+        assert bench.tables[-1].calls[-2:] == ["end", "ended"]
+
+    _run(scenario)
+
+
+def test_long_retentions_cannot_fill_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_LONG_SESSIONS", 2)
+
+    async def scenario(bench: Bench) -> None:
+        registry = bench.registry
+        first, second, third = (registry.create(FakeConnection()) for _ in range(3))
+        assert registry.grant_retention(first, 5000) == 5000
+        assert registry.grant_retention(second, 5000) == 5000
+        assert registry.grant_retention(third, 5000) == 1000
+        assert registry.grant_retention(third, 7) == 7
+        assert registry.grant_retention(first, 6000) == 6000  # it has its place
+        await registry.close(second)
+        assert registry.grant_retention(third, 5000) == 5000
+
+    _run(scenario)
+
+
+def test_a_session_expires_while_the_machine_sleeps() -> None:
+    async def scenario(bench: Bench) -> None:
+        registry = bench.registry
+        early, late, resumed = (registry.create(FakeConnection()) for _ in range(3))
+        registry.grant_retention(late, 2000)
+        for session in (early, late, resumed):
+            registry.detach(session)
+        bench.now = 999.0
+        registry.expire_overdue()
+        assert len(registry._sessions) == 3
+        bench.now = 1001.0
+        with pytest.raises(InvalidRequest, match="unknown session id"):
+            registry.resume(resumed.id, FakeConnection())
+        registry.expire_overdue()
+        assert list(registry._sessions) == [late.id]
+        registry.resume(late.id, FakeConnection())
+        bench.now = 10_000.0
+        registry.expire_overdue()
+        assert list(registry._sessions) == [late.id]
 
     _run(scenario)
 

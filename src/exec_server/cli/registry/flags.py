@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from exec_server.cli.errors import UsageError
 from exec_server.cli.parser import CommandParser, positive_number, positive_seconds, seconds
+from exec_server.host.clock import duration
 
 if TYPE_CHECKING:
     from exec_server.hosting.database import Database
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 # Where a node listens by default.
 DEFAULT_LISTEN: Final = "127.0.0.1:7800"
 
-_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 # Far above every useful limit of a tenant, and within the integers of both databases.
 _MOST: Final = 10**15
 _PUBLIC_URL: Final = "--public-url"
@@ -29,10 +28,9 @@ _HTTP: Final = frozenset({"http", "https"})
 
 def lifetime(text: str) -> float:
     """Seconds of `90`, `90s`, `15m`, `12h` or `30d`."""
-    match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
-    if match is None or int(match[1]) == 0:
+    if duration(text) == 0:
         raise ValueError(text)
-    return float(int(match[1]) * _UNITS[match[2]])
+    return duration(text)
 
 
 lifetime.__name__ = "lifetime (90s, 12h, 30d)"

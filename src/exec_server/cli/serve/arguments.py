@@ -8,6 +8,7 @@ from itertools import combinations
 
 from exec_server import __version__
 from exec_server.cli.parser import ArgumentParser, positive_number, seconds, utf8_text
+from exec_server.host.clock import duration
 
 DEFAULT_LISTEN_URL = "ws://127.0.0.1:0"
 # Not in `logs`, which needs the logging package: the server prints its URL before it imports that.
@@ -15,6 +16,7 @@ LOG_LEVELS = ("error", "warning", "info", "debug")
 LOG_FORMATS = ("human", "json")
 # The defaults of the server, which is imported after the parsing.
 _RETENTION_SECONDS = 80.0
+_MAX_RETENTION = "24h"
 
 _DESCRIPTION = """\
 Run processes, terminals and file operations on this machine for a coding agent.
@@ -196,21 +198,7 @@ def build_parser() -> ServerParser:
         help="number of requests of one connection to handle at a time "
         "(default: 1, strictly in order)",
     )
-    parser.add_argument(
-        "--session-retention",
-        metavar="SECONDS",
-        type=seconds,
-        default=_RETENTION_SECONDS,
-        help="how long a session and its processes survive a lost connection "
-        f"(default: {_RETENTION_SECONDS:g}; 0: end them at once)",
-    )
-    parser.add_argument(
-        "--process-retention",
-        metavar="SECONDS",
-        type=seconds,
-        help="how long the output and the exit code of a finished process can be read "
-        f"(default: as --session-retention, but {_RETENTION_SECONDS:g} at least)",
-    )
+    _add_retentions(parser)
     parser.add_argument(
         "--exit-on-stdin-close",
         action="store_true",
@@ -225,6 +213,33 @@ def build_parser() -> ServerParser:
     _add_codex_flags(parser)
     add_logging_flags(parser)
     return parser
+
+
+def _add_retentions(parser: ArgumentParser) -> None:
+    """How long sessions and finished processes are kept."""
+    parser.add_argument(
+        "--session-retention",
+        metavar="SECONDS",
+        type=seconds,
+        default=_RETENTION_SECONDS,
+        help="how long a session and its processes survive a lost connection "
+        f"(default: {_RETENTION_SECONDS:g}; 0: end them at once)",
+    )
+    parser.add_argument(
+        "--max-session-retention",
+        metavar="TIME",
+        type=duration,
+        default=_MAX_RETENTION,
+        help="how long a session may be kept for a client that asks for it, such as 90, 30m, 8h or "
+        f"1d (default: {_MAX_RETENTION}; never below --session-retention)",
+    )
+    parser.add_argument(
+        "--process-retention",
+        metavar="SECONDS",
+        type=seconds,
+        help="how long the output and the exit code of a finished process can be read "
+        f"(default: as --session-retention, but {_RETENTION_SECONDS:g} at least)",
+    )
 
 
 def _add_permissions(parser: ArgumentParser) -> None:

@@ -87,6 +87,7 @@ def _prepare(arguments: argparse.Namespace, watchdog: Watchdog) -> Options:
     return Options(
         arguments.concurrent_requests,
         arguments.session_retention,
+        arguments.max_session_retention,
         arguments.process_retention,
         watchdog.register_cleanup,
         allow_port_hosts=arguments.allow_port_hosts,

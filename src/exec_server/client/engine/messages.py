@@ -125,6 +125,15 @@ class InitializeAnswer(msgspec.Struct, frozen=True, rename="camel"):
 
     session_id: SessionId | None = None  # None: the server has no sessions
     environment_info: Raw | UnsetType = UNSET
+    session_retention_seconds: int | None = None  # None: it was not asked for, or is not known
+
+
+class InitializeRequest(msgspec.Struct, frozen=True, rename="camel"):
+    """The params of `initialize`, by default exactly those of the reference's client."""
+
+    client_name: str
+    resume_session_id: SessionId | None
+    session_retention_seconds: int | UnsetType = UNSET
 
 
 _decode_envelope = msgspec.json.Decoder(Envelope).decode

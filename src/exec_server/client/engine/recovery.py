@@ -476,6 +476,10 @@ class RemoteProcesses:
 
     def _resend_seconds(self) -> float:
         """How long after its first request a start may be repeated."""
+        granted = self._session.granted_retention
+        if granted is not None:
+            # A process that ends while its client is away is remembered as long as the session.
+            return granted + RESEND_SECONDS
         version = self._session.environment_info.executor_version
         return RESEND_SECONDS if _remembers_long(version) else OLDER_RESEND_SECONDS
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import enum
 import itertools
 import logging
@@ -23,6 +24,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 
 from msgspec import UNSET, Raw
 
+from exec_server.client.engine.attempts import Attempts
 from exec_server.client.engine.flow_control import FlowControl
 from exec_server.client.engine.messages import (
     FLOOD_SECONDS,
@@ -30,61 +32,50 @@ from exec_server.client.engine.messages import (
     Envelope,
     InitializeAnswer,
     InitializeCall,
+    InitializeRequest,
     PendingCall,
     UselessMessages,
     decode,
     decode_as,
     decode_environment,
-    encode,
     find_notice,
     request_body,
 )
 from exec_server.client.engine.server_features import ServerFeatures, discover
+from exec_server.client.engine.server_requests import ServerRequests
+from exec_server.client.results import ConnectionStatus
 from exec_server.errors import (
     CertificateRejected,
     ConnectFailed,
     ConnectionLost,
     ExecServerError,
-    InternalError,
     InvalidRequest,
     MalformedMessage,
     MethodNotFound,
     RegistryUnavailable,
-    RpcError,
     SessionAttached,
     SessionLost,
     Unsupported,
     printable,
 )
+from exec_server.host.clock import boot_time
 from exec_server.host.event_loop import ForkGuard
 from exec_server.net.stream import MessageStream, ReceiverFactory
 from exec_server.protocol.decoding import Call, Notice
-from exec_server.protocol.jsonrpc import RequestId, encode_error, encode_result
-from exec_server.protocol.session import (
-    CLOSE,
-    INITIALIZE,
-    EnvironmentInfo,
-    InitializeParams,
-    SessionId,
-)
+from exec_server.protocol.session import CLOSE, INITIALIZE, EnvironmentInfo, SessionId
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# Requests of the server that are being handled: the reference allows as many. Further ones are
-# refused.
-MAX_REQUESTS: Final = 256
-
-Handler = Callable[[Any], Awaitable[Any]]
-
 CLIENT_NAME: Final = "exec-server-client"
 # For the answer to `initialize`, and to all questions to a server that does not describe itself.
 INITIALIZE_SECONDS = 10.0
 INFO_SECONDS = 30.0
-# The session is given up this long after its connection was lost. Servers since 0.169 keep it for
-# 80 s, and some of that time passes before the client notices. Older ones keep it for 30 s, and
-# refuse the next attempt then, which ends the session at once.
+# The session is given up this long after its connection was lost, unless the server has granted
+# another time. Servers since 0.169 keep it for 80 s, and some of that time passes before the client
+# notices. Older ones keep it for 30 s, and refuse the next attempt then, which ends the session at
+# once.
 RECOVERY_SECONDS = 45.0
 # Through a registry the delays grow to seconds. There is an attempt this long before the end, which
 # leaves time for a handshake.
@@ -300,60 +291,6 @@ def report_event(subscribers: Iterable[Subscriber], report: Callable[[Subscriber
             log.exception("a subscriber failed")
 
 
-class ServerRequests:
-    """The handlers of a session, and the requests that they are handling."""
-
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self._tasks = tasks
-        self._running: set[asyncio.Task[None]] = set()
-        self.handlers: dict[str, tuple[Call[Any, Any], Handler]] = {}
-
-    def received(
-        self, request_id: RequestId, method: str, params: Raw, send: Callable[[bytes], None]
-    ) -> bool:
-        """Handle a request and `send` the answer; returns whether it is none that is refused.
-
-        Raises MalformedMessage for wrong params.
-        """
-        if method not in self.handlers:
-            text = f"exec-server client does not implement `{method}` yet"
-            send(encode_error(request_id, MethodNotFound(text)))
-            return False
-        if len(self._running) >= MAX_REQUESTS:
-            send(encode_error(request_id, InternalError("too many requests at a time")))
-            return False
-        call, handler = self.handlers[method]
-        decoded = None if call.params is None else decode_as(call.params, params, method)
-        task = self._tasks.create_task(self._handle(request_id, call, handler, decoded, send))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return True
-
-    async def _handle(
-        self,
-        request_id: RequestId,
-        call: Call[Any, Any],
-        handler: Handler,
-        params: Any,
-        send: Callable[[bytes], None],
-    ) -> None:
-        try:
-            answer = encode_result(request_id, encode(await handler(params)))
-        except RpcError as error:
-            answer = encode_error(request_id, error)
-        except Exception:  # an edge: the server gets an answer in any case
-            log.exception("the handler of %s failed", call.name)
-            answer = encode_error(request_id, InternalError("the client failed"))
-        send(answer)
-
-    def cancel(self) -> None:
-        """Cancel all handlers, except one that is the running task."""
-        current = asyncio.current_task()
-        for task in self._running:
-            if task is not current:
-                task.cancel()
-
-
 class ClientSession:
     """A session with a server, for `async with`; owns its dialer and closes it.
 
@@ -365,9 +302,17 @@ class ClientSession:
     features: ServerFeatures
 
     def __init__(
-        self, dialer: Dialer, *, client_name: str = CLIENT_NAME, reconnect: bool = False
+        self,
+        dialer: Dialer,
+        *,
+        client_name: str = CLIENT_NAME,
+        reconnect: bool = False,
+        retention: int | None = None,
     ) -> None:
-        """With `reconnect`, a call after the end of the session opens a new one."""
+        """With `reconnect`, a call after the end of the session opens a new one.
+
+        The server is asked to keep the session for `retention` seconds without a connection.
+        """
         self.flow_control = FlowControl(self)
         # Called when a new session has taken the place of one that had ended.
         self.on_renewed: Callable[[], None] = lambda: None
@@ -380,6 +325,12 @@ class ClientSession:
         self._dialer = dialer
         self._client_name = client_name
         self._reconnects = reconnect
+        self._retention = UNSET if retention is None else retention
+        self.granted_retention: int | None = None
+        """What the server has granted; None if it was not asked, or does not know the request."""
+        self._attempts: Attempts | None = None
+        self._since = _now()  # of the state that `status` has
+        self._loss = ""  # the reason of the last lost connection
         self._tasks = asyncio.TaskGroup()
         self._loop: asyncio.AbstractEventLoop | None = None  # from entering on
         self._is_closed = False
@@ -414,6 +365,7 @@ class ClientSession:
         Without a connection the server ends the session when its retention is over.
         """
         self._is_closed = True
+        self._since = _now()
         self.flow_control.close()
         closing = Closing.SILENT
         try:
@@ -463,6 +415,24 @@ class ClientSession:
             await self.close()
         finally:
             await self._tasks.__aexit__(None, None, None)
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """What the connection does, and since when."""
+        if self._loop is None or self._is_closed:
+            return ConnectionStatus("closed", self._since)
+        if self._connection is not None:
+            return ConnectionStatus("connected", self._since)
+        attempts = self._attempts
+        if attempts is None or self._recovery is None or self._recovery.done():
+            return ConnectionStatus("lost", self._since, self._end_reason)
+        return ConnectionStatus(
+            "reconnecting",
+            self._since,
+            attempts.reason or self._end_reason or self._loss,
+            attempts.count,
+            _now() + datetime.timedelta(seconds=attempts.remaining),
+        )
 
     @property
     def is_connected(self) -> bool:
@@ -643,7 +613,9 @@ class ClientSession:
         if connection.end_reason is not None:
             raise ConnectFailed(f"connection ended during initialize: {connection.end_reason}")
         initialize = InitializeCall(
-            request_body(INITIALIZE.name, InitializeParams(self._client_name, resume)),
+            request_body(
+                INITIALIZE.name, InitializeRequest(self._client_name, resume, self._retention)
+            ),
             lambda answer: self._accept(connection, resume, answer),
         )
         try:
@@ -672,6 +644,7 @@ class ClientSession:
         if resume is not None and initialized.session_id != resume:
             raise SessionLost("exec-server initialized an unexpected session")
         self.session_id = initialized.session_id
+        self.granted_retention = initialized.session_retention_seconds
         if initialized.environment_info is not UNSET:
             info = self.environment_info = decode_environment(initialized.environment_info)
             self.features = ServerFeatures(
@@ -699,6 +672,7 @@ class ClientSession:
 
     def _use(self, connection: ClientConnection, resume: SessionId | None) -> None:
         self._connection = connection
+        self._since = _now()
         if self._pauses:
             connection.stream.pause_reading()
         if resume is not None:
@@ -741,6 +715,7 @@ class ClientSession:
                 call.fail(ConnectFailed(f"connection ended during initialize: {reason}"))
             return
         self._connection = None
+        self._since, self._loss = _now(), reason
         if not self._dialer.can_reconnect:
             self._end(reason)
         elif not self.features.has_sessions:
@@ -781,34 +756,39 @@ class ClientSession:
         return task
 
     async def _try_to_attach(self, resume: SessionId | None, reason: str) -> ExecServerError | None:
-        """Attempt for RECOVERY_SECONDS; returns the last error, or else `reason`, if all fail."""
-        attempt = 0
-        last_at = asyncio.get_running_loop().time() + RECOVERY_SECONDS - LAST_ATTEMPT_SECONDS
-        try:
-            async with asyncio.timeout(RECOVERY_SECONDS):
-                while True:
+        """Attempt as long as the session can exist, or for RECOVERY_SECONDS to open a new one.
+
+        Returns the last error, or else `reason`, if all attempts fail.
+        """
+        granted = None if resume is None else self.granted_retention
+        seconds = RECOVERY_SECONDS if granted is None else float(granted)
+        attempts = self._attempts = Attempts(seconds, LAST_ATTEMPT_SECONDS, boot_time)
+        while attempts.remaining > 0:
+            try:
+                async with attempts.limit():
+                    attempts.count += 1
                     try:
                         await self._attach(resume)
                         return None
                     except ExecServerError as error:
-                        reason = str(error)
+                        reason = attempts.reason = str(error)
                         if not (is_transient(error) and self._dialer.can_reconnect):
                             return error
                         log.debug("no connection yet: %s", printable(reason))
-                    delay = self._dialer.retry_delay(attempt)
-                    before_last = last_at - asyncio.get_running_loop().time()
-                    await asyncio.sleep(min(delay, before_last) if before_last > 0 else delay)
-                    attempt += 1
-        except TimeoutError:
+                    shortest = self._dialer.retry_delay(attempts.count - 1)
+                    await asyncio.sleep(attempts.delay(shortest))
+            except TimeoutError:
+                pass  # the end, or this machine has woken up
             if self._connection is not None:
                 return None  # it was accepted just before the timeout
-            return ConnectFailed(f"no connection within {RECOVERY_SECONDS:g} s: {reason}")
+        return ConnectFailed(f"no connection within {seconds:g} s: {reason}")
 
     def _end(self, reason: str, code: int = _NORMAL, *, keeps_calls: bool = True) -> None:
         """Fail all calls, with `keeps_calls` only those ever sent, and tell the subscribers."""
         if self._end_reason is not None:
             return
         self._end_reason = reason
+        self._since = _now()
         if self._recovery is not None and self._recovery is not asyncio.current_task():
             self._recovery.cancel()
         self._server_requests.cancel()
@@ -864,6 +844,10 @@ class ClientSession:
         elif self._end_reason is None:
             answer, send = self._server_requests.received, connection.stream.send
             connection.judge(is_useful=answer(envelope.id, envelope.method, envelope.params, send))
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 async def _no_polyfill(method: str, params: object) -> object:

@@ -25,7 +25,7 @@ from tests.support.memory_session import (
 )
 
 from exec_server import errors
-from exec_server.client.engine import session
+from exec_server.client.engine import server_requests, session
 from exec_server.client.engine.server_features import PROBES
 from exec_server.client.engine.session import ClientSession, Closing
 from exec_server.errors import ConnectFailed, RegistryUnavailable, SessionLost
@@ -512,7 +512,7 @@ async def test_requests_of_the_server_are_answered(
 
 
 def test_the_server_cannot_ask_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MAX_REQUESTS", 2)
+    monkeypatch.setattr(server_requests, "MAX_REQUESTS", 2)
 
     @in_session
     async def scene(session: ClientSession, dialer: MemoryDialer, stream: MemoryStream) -> None:
