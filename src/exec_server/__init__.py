@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from exec_server.client.results import (
         ChangedFile,
         Chunk,
+        ConnectionStatus,
         DiskUsage,
         Entry,
         FileChange,
@@ -96,6 +97,7 @@ __all__ = [
     "CommandFailed",
     "ConnectFailed",
     "ConnectionLost",
+    "ConnectionStatus",
     "CrossDevice",
     "DetachedProcess",
     "DiskUsage",
@@ -178,7 +180,8 @@ _MODULES = {
     "client.port_forwarding": ("PortForward", "ReversePort"),
     "client.process": ("DetachedProcess", "Process"),
     "client.results": (
-        *("ChangedFile", "Chunk", "DiskUsage", "Entry", "FileChange", "FileContent", "Found"),
+        *("ChangedFile", "Chunk", "ConnectionStatus", "DiskUsage", "Entry", "FileChange"),
+        *("FileContent", "Found"),
         *("GrepMatch", "Line", "NotCopied", "Progress", "Response", "Result", "RunProgress"),
         *("Stat", "Transfer"),
     ),

@@ -165,3 +165,50 @@ def test_the_same_in_threads() -> None:
         assert env.run(["echo", "again"]).stdout == b"again\n"
         env.reconnect()
         assert env.files.exists("/")
+
+
+def test_a_session_is_kept_for_the_retention_that_was_granted() -> None:
+    """Longer than the server keeps others; what has ended meanwhile is there, its loss counted."""
+
+    async def scene(url: str) -> None:
+        async with Proxy(url).running() as proxy, connect(proxy.url, retention="1m") as env:
+            assert env.session.granted_retention == 60
+            ended = await env.start(["sh", "-c", "sleep 0.3; seq 1000000"])
+            running = await env.start(["sh", "-c", "echo $$; exec sleep 60"])
+            assert await running.read_until(b"\n")
+            proxy.is_open = False
+            proxy.cut()
+            while env.session.is_connected:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(1.5)  # several times the retentions of the server
+            status = env.status
+            assert status.state == "reconnecting"
+            assert status.attempt > 1
+            assert status.reason
+            assert status.gives_up_at is not None
+            assert 50 < (status.gives_up_at - status.since).total_seconds() < 61
+            proxy.is_open = True
+            assert await ended.wait() == 0
+            size = sum([len(chunk.data) async for chunk in ended])
+            assert size + ended.lost_bytes == len("".join(f"{n}\n" for n in range(1, 1_000_001)))
+            assert ended.lost_bytes
+            assert env.session.is_connected
+            assert running.exit_code is None
+        assert not env.session.is_connected
+
+    with start_server("ours", "--session-retention", "0.2", "--process-retention", "0.2") as server:
+        bounded(scene(server.url))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_retention_that_is_not_granted(kind: str) -> None:
+    """Our server has a maximum; the reference ignores the request."""
+
+    async def scene(url: str) -> None:
+        async with connect(url, retention="9h") as env:
+            assert env.session.granted_retention == (7200 if kind == "ours" else None)
+            assert (await env.run(["echo", "x"])).text == "x\n"
+
+    flags = ("--max-session-retention", "2h") if kind == "ours" else ()
+    with start_server(kind, *flags) as server:
+        bounded(scene(server.url))

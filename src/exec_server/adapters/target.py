@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from exec_server import sync
-from exec_server.client.arguments import AnySandbox
+from exec_server.client.arguments import AnySandbox, retention_seconds
 from exec_server.client.commands import SystemCommands
 from exec_server.client.connect import ConnectOptions, MachineOptions, connect
 from exec_server.client.environment import Environment
@@ -33,7 +33,7 @@ UNREACHABLE: Final = (ConnectFailed, ConnectionLost, ProcessLost, RegistryError,
 # The options of `connect` that are parts of a TARGET argument.
 _OPTIONS_OF_TARGET: Final = frozenset({"registry", "environment_id"})
 # The options of `connect` that say nothing about the machine.
-_OPTIONS_OF_ALL: Final = frozenset({"client_name", "reconnect"})
+_OPTIONS_OF_ALL: Final = frozenset({"client_name", "reconnect", "retention"})
 
 
 def stored_options(machine: StoredMachine) -> ConnectOptions:
@@ -66,6 +66,8 @@ def exec_words(machine: StoredMachine, user: str | None) -> list[str]:
     words = [] if user is None else ["--user", user]
     for name in ("token_env", *MachineOptions.__annotations__):
         value = None if name in _OPTIONS_OF_TARGET else getattr(machine, name)
+        if name == "retention" and value is not None:
+            value = str(retention_seconds(value))
         values = value if isinstance(value, tuple) else (value,)
         flag = f"--{name.replace('_', '-')}"
         words += [word for each in values if each for word in (flag, each) if word is not True]

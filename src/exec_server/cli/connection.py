@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import gc
+import itertools
 import re
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +21,7 @@ from exec_server.client import connect
 from exec_server.client.engine.dialers import is_exposed_url
 from exec_server.client.engine.session import Dialer
 from exec_server.client.environment import Environment
+from exec_server.client.results import ConnectionStatus
 from exec_server.errors import (
     CertificateRejected,
     ConnectFailed,
@@ -37,8 +40,11 @@ from exec_server.protocol.decoding import Notice
 if TYPE_CHECKING:
     from exec_server.client.process import DetachedProcess
 
-# An interruption shorter than this is not reported.
-RECONNECT_NOTICE_SECONDS: Final = 1.0
+# When an interruption is reported, in seconds after the loss. A short one is not, and a long one
+# does not fill the terminal.
+NOTICE_SECONDS: Final = (1.0, 10.0, 60.0, 300.0)
+# Between the later notices.
+REPEAT_SECONDS: Final = 600.0
 
 _ERRNO_SUFFIX: Final = r" \(os error \d+\)$"
 
@@ -109,11 +115,11 @@ async def open_environment(
     about a registry that is not there, and about a lost and a restored connection.
     """
     print_log_records()
-    monitor = _ConnectionMonitor(lambda text: on_status(f"{target.label}: {text}"))
     async with AsyncExitStack() as stack:
         try:
             dialer = make_dialer(target, on_stderr, on_status)
-            environment = Environment(dialer)
+            environment = Environment(dialer, retention=target.access.retention)
+            monitor = _ConnectionMonitor(target.label, environment, on_status)
             unsubscribe = environment.session.subscribe(monitor)
             await stack.enter_async_context(environment)
         except StartupError as error:
@@ -130,10 +136,34 @@ async def open_environment(
             raise LostConnection(describe_error(error, target)) from None
 
 
+def reconnecting_text(label: str, status: ConnectionStatus) -> str:
+    """What is told while a connection is lost: since when, why, and for how long it is tried."""
+    now = datetime.datetime.now(datetime.UTC)
+    text = f"connection to {label} lost {_time_text(now - status.since)} ago"
+    if status.reason:
+        text += f" ({re.sub(_ERRNO_SUFFIX, '', printable(status.reason))})"
+    if status.gives_up_at is not None:
+        text += f"; trying again for {_time_text(status.gives_up_at - now)}"
+    return text
+
+
+def _time_text(time: datetime.timedelta) -> str:
+    """A time in the two units that matter."""
+    minutes, seconds = divmod(max(0, round(time.total_seconds())), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
 class _ConnectionMonitor:
     """Reports longer interruptions of the connection to the user; a Subscriber."""
 
-    def __init__(self, on_status: Callable[[str], None]) -> None:
+    def __init__(
+        self, label: str, environment: Environment, on_status: Callable[[str], None]
+    ) -> None:
+        self._label = label
+        self._environment = environment
         self._on_status = on_status
         self._timer: asyncio.TimerHandle | None = None
         self._has_reported = False
@@ -149,18 +179,23 @@ class _ConnectionMonitor:
 
     def on_disconnected(self) -> None:
         self._was_disconnected = True
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(RECONNECT_NOTICE_SECONDS, self._report_loss)
+        self._report_after(itertools.pairwise((0.0, *NOTICE_SECONDS)))
 
-    def _report_loss(self) -> None:
+    def _report_after(self, spans: Iterator[tuple[float, float]]) -> None:
+        begin, end = next(spans, (0.0, REPEAT_SECONDS))
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(end - begin, self._report_loss, spans)
+
+    def _report_loss(self, spans: Iterator[tuple[float, float]]) -> None:
         self._has_reported = True
-        self._on_status("connection lost; reconnecting")
+        self._on_status(reconnecting_text(self._label, self._environment.status))
+        self._report_after(spans)
 
     def on_resumed(self) -> None:
         self.stop()
         if self._has_reported:
             self._has_reported = False
-            self._on_status("reconnected")
+            self._on_status(f"{self._label}: reconnected")
 
     def on_lost(self, error: SessionLost) -> None:
         self._is_lost = True

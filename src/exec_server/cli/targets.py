@@ -84,6 +84,11 @@ ACCESS_FLAGS: Final[Mapping[str, Mapping[str, Any]]] = {
         "help": "for relay targets: the only executor key to accept, by its fingerprint "
         "(default: the key that the registry names)",
     },
+    "retention": {
+        "metavar": "TIME",
+        "help": "after a lost connection: how long the server is to keep the session, and this "
+        "program to try, such as 30m, 8h or 1d (default: 45 s; the server has a maximum)",
+    },
 }
 
 
@@ -102,6 +107,7 @@ class AccessOptions(NamedTuple):
     ca_file: str | None = None
     pin: tuple[str, ...] = ()
     allow_insecure_token: bool = False
+    retention: str | None = None
 
     def __repr__(self) -> str:
         return "AccessOptions(…)"  # keep the token out of tracebacks
@@ -366,6 +372,9 @@ def _read_table(path: Path, name: str, table: object) -> Target:
         if key == "allow_insecure_token":
             if not isinstance(value, bool):
                 raise UsageError(f"{where}: `{key}` must be true or false")
+        elif key == "retention":
+            if not isinstance(value, str | int) or isinstance(value, bool):
+                raise UsageError(f"{where}: `{key}` must be a string such as 8h, or seconds")
         elif not isinstance(value, str) and key not in ("stdio", "pin"):
             raise UsageError(f"{where}: `{key}` must be a string")
     if str(table.get("url", "")).startswith("relay:"):
@@ -373,6 +382,8 @@ def _read_table(path: Path, name: str, table: object) -> Target:
     _check_combination(where, table)
     access = {key: table[key] for key in AccessOptions._fields if key in table}
     access |= {key: _resolve_path(access[key], path) for key in _PATH_KEYS if key in access}
+    if "retention" in access:
+        access["retention"] = str(access["retention"])
     if "pin" in access:
         access["pin"] = _parse_pins(where, access["pin"])
     return Target(

@@ -5,6 +5,7 @@ A wrong type raises TypeError, a wrong value ValueError or InvalidParams, before
 
 from __future__ import annotations
 
+import math
 import os
 import posixpath
 import re
@@ -14,7 +15,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from exec_server.errors import InvalidParams, RpcError, Unsupported
+from exec_server.errors import InvalidParams, RpcError, StartupError, Unsupported
+from exec_server.host.clock import duration
 from exec_server.protocol.decoding import Params, decode
 from exec_server.protocol.network import CredentialProvider, NetworkProxy, ProxySettings
 from exec_server.protocol.paths import PathUri
@@ -44,6 +46,8 @@ PROXY_DEFAULTS: Final[Mapping[str, Any]] = {
 
 # Rows and columns of a terminal: the kernel keeps them in 16 bits.
 MAX_TTY_SIZE: Final = 65_535
+# Seconds of a retention: it travels as 32 bits, and no server grants a century.
+MAX_RETENTION: Final = 2**32 - 1
 
 
 class PathResolver:
@@ -189,6 +193,22 @@ def check_seconds(seconds: float | None) -> None:
     check_number(seconds)
     if seconds is not None and not seconds >= 0:  # NaN is not, either
         raise ValueError(f"timeout must be at least 0 seconds, not {seconds:g}")
+
+
+def retention_seconds(retention: float | str | None) -> int | None:
+    """Whole seconds of a retention such as 300 or "8h"; raises StartupError."""
+    if retention is None:
+        return None
+    try:
+        seconds = duration(retention) if isinstance(retention, str) else float(retention)
+        if not 0 <= seconds <= MAX_RETENTION:
+            raise ValueError(retention)
+    except (TypeError, ValueError):
+        raise StartupError(
+            f"retention must be seconds from 0 to {MAX_RETENTION}, or a text such as 30m, 8h or "
+            f"1d, not {retention!r}"
+        ) from None
+    return math.ceil(seconds)
 
 
 def check_number(seconds: float | None, name: str = "timeout") -> None:

@@ -33,6 +33,7 @@ class MachineOptions(TypedDict, total=False):
     ca_file: str | None
     pin: str | Sequence[str] | None
     allow_insecure_token: bool
+    retention: float | str | None
 
 
 class ConnectOptions(MachineOptions, total=False):
@@ -57,6 +58,7 @@ def connect(
     ca_file: str | None = None,
     pin: str | Sequence[str] | None = None,
     allow_insecure_token: bool = False,
+    retention: float | str | None = None,
     client_name: str = CLIENT_NAME,
     reconnect: bool = False,
     on_network_request: OnNetworkRequest | None = None,
@@ -70,7 +72,9 @@ def connect(
     registry is not trusted. `token` authenticates the client to the server or the registry; it is
     sent only to this machine or over TLS, unless `allow_insecure_token` is set. `ca_file` names a
     file with the root certificates to trust, `pin` the SHA-256 fingerprint of the only certificate
-    to accept, or a list of several; `tls` is a context of your own instead of them. With
+    to accept, or a list of several; `tls` is a context of your own instead of them. `retention` is
+    how long the server is to keep the session without a connection, in seconds or as "30m", "8h" or
+    "1d"; the client goes on trying for as long as the server grants (default: 45 s). With
     `reconnect`, the first call after a session was lost opens a new one, as `Environment.reconnect`
     does. `on_network_request` decides about hosts that the rules of a process with a `networkProxy`
     do not list; without it they are denied.
@@ -96,6 +100,7 @@ def connect(
         dialer,
         client_name=client_name,
         reconnect=reconnect,
+        retention=retention,
         address=display_address(target, registry, environment_id),
         stderr=dialer.last_lines if isinstance(dialer, StdioDialer) else (),
         on_network_request=on_network_request,

@@ -21,13 +21,14 @@ from exec_server.client.arguments import (
     check_seconds,
     input_bytes,
     path_text,
+    retention_seconds,
 )
 from exec_server.client.engine.recovery import RemoteProcesses
 from exec_server.client.engine.server_features import ServerFeatures, StartParamsBuilder
 from exec_server.client.engine.session import CLIENT_NAME, ClientSession, Dialer
 from exec_server.client.handle import ContextTask, Handle
 from exec_server.client.process import DetachedProcess, Process, check_support, detached_params
-from exec_server.client.results import Response, Result, RunProgress
+from exec_server.client.results import ConnectionStatus, Response, Result, RunProgress
 from exec_server.errors import ConnectFailed, InvalidParams, NotFound, Unsupported
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.network import POLICY_REQUEST, Answer, PolicyParams, PolicyResult
@@ -240,20 +241,27 @@ class Environment(Handle):
         *,
         client_name: str = CLIENT_NAME,
         reconnect: bool = False,
+        retention: float | str | None = None,
         address: str | None = None,
         stderr: Collection[str] = (),
         on_network_request: OnNetworkRequest | None = None,
     ) -> None:
         """With `reconnect`, the first call after the loss of a session opens a new one.
 
-        `address` is the place of the server in error texts, which end with the lines of `stderr`,
-        those of a program that serves. `on_network_request` answers network/policyRequest; without
-        it all such requests are denied.
+        `retention` is that of `connect`; raises StartupError if it is none. `address` is the place
+        of the server in error texts, which end with the lines of `stderr`, those of a program that
+        serves. `on_network_request` answers network/policyRequest; without it all such requests are
+        denied.
         """
         super().__init__()
         self._address = address
         self._stderr = stderr
-        self.session = ClientSession(dialer, client_name=client_name, reconnect=reconnect)
+        self.session = ClientSession(
+            dialer,
+            client_name=client_name,
+            reconnect=reconnect,
+            retention=retention_seconds(retention),
+        )
         """The layer below: subscribe to notifications, answer requests of the server."""
         self.session.polyfill = self._polyfill
         self._polyfills: Polyfills | None = None
@@ -393,6 +401,11 @@ class Environment(Handle):
     def capabilities(self) -> Capabilities:
         """The optional features of the server."""
         return self._connected.features.capabilities
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """Whether it is connected, reconnecting, lost or closed, since when, and why."""
+        return self.session.status
 
     async def reconnect(self) -> None:
         """Open a new session if the server has lost this one; otherwise do nothing.

@@ -13,7 +13,7 @@ from exec_server.client import environment, http, local_server, port_forwarding,
 from exec_server.client.arguments import AnyPath
 from exec_server.client.commands import RunOptions
 from exec_server.client.connect import ConnectOptions
-from exec_server.client.results import Chunk, Line, Result
+from exec_server.client.results import Chunk, ConnectionStatus, Line, Result
 from exec_server.errors import SessionLost
 from exec_server.protocol.process import ProcessId
 from exec_server.protocol.sandbox import Denial
@@ -149,6 +149,7 @@ class Environment(Blocking[environment.Environment]):
     home = Attribute[str | None]()
     temp_dir = Attribute[str]()
     capabilities = Attribute[Capabilities]()
+    status = Attribute[ConnectionStatus]()
 
     async def awaited(
         self,

@@ -111,6 +111,7 @@ def test_the_token_of_a_stored_machine_is_in_a_variable(monkeypatch: pytest.Monk
         ca_file="ca.pem",
         pin=("a" * 64, "b" * 64),
         allow_insecure_token=True,
+        retention="8h",
     )
     monkeypatch.delenv("MACHINE_TOKEN", raising=False)
     with pytest.raises(ValueError, match="token_env: the variable MACHINE_TOKEN is not set"):
@@ -125,6 +126,7 @@ def test_the_token_of_a_stored_machine_is_in_a_variable(monkeypatch: pytest.Monk
         "ca_file": "ca.pem",
         "pin": ("a" * 64, "b" * 64),
         "allow_insecure_token": True,
+        "retention": "8h",
         "reconnect": True,
     }
     machine.token_env = None
@@ -147,10 +149,11 @@ def test_a_stored_machine_as_words_of_a_command() -> None:
         executor_key="c" * 64,
         ca_file="ca.pem",
         pin="a" * 64,
+        retention=300.0,
     )
     assert target.exec_words(relayed, None) == [
         *("exec-server", "exec", "-t", "--executor-key", "c" * 64),
-        *("--ca-file", "ca.pem", "--pin", "a" * 64),
+        *("--ca-file", "ca.pem", "--pin", "a" * 64, "--retention", "300"),
         *("relay:https://registry.test/env-1", "--"),
     ]
 

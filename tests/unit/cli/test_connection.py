@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import os
 import signal
 from pathlib import Path
@@ -21,6 +22,8 @@ from exec_server.cli.connection import (
 )
 from exec_server.cli.errors import UsageError
 from exec_server.cli.targets import AccessOptions, Target
+from exec_server.client.environment import Environment
+from exec_server.client.results import ConnectionStatus
 from exec_server.errors import (
     CertificateRejected,
     ConnectFailed,
@@ -194,18 +197,19 @@ def test_only_long_interruptions_are_reported(monkeypatch: pytest.MonkeyPatch) -
         seen.set()
 
     async def work() -> None:
-        monitor = connection._ConnectionMonitor(report)
+        environment = Environment(MemoryDialer())
+        monitor = connection._ConnectionMonitor("build", environment, report)
         error = ConnectionLost("x")
         assert not monitor.may_have_raised(error)
         monitor.on_disconnected()
         assert monitor.may_have_raised(error)
         monitor.on_resumed()
         assert reported == []
-        monkeypatch.setattr(connection, "RECONNECT_NOTICE_SECONDS", 0.0)
+        monkeypatch.setattr(connection, "NOTICE_SECONDS", (0.0,))
         monitor.on_disconnected()
         await seen.wait()
         monitor.on_resumed()
-        assert reported == ["connection lost; reconnecting", "reconnected"]
+        assert reported == ["connection to build lost 0 s ago", "build: reconnected"]
         monitor.on_disconnected()
         lost = SessionLost("y")
         assert not monitor.may_have_raised(lost)
@@ -215,10 +219,44 @@ def test_only_long_interruptions_are_reported(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(work())
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(0.5, []), (1.5, ["build: connection lost; reconnecting", "build: reconnected"])],
-)
+_LOST = "connection to build lost 0 s ago (connection lost); trying again for 45 s"
+
+
+def test_what_is_told_while_the_connection_is_lost() -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    cases = (
+        (12, 28_740, "lost 12 s ago (refused); trying again for 7 h 59 min"),
+        (75, 30, "lost 1 min 15 s ago (refused); trying again for 30 s"),
+        (7200, -1, "lost 2 h 0 min ago (refused); trying again for 0 s"),
+    )
+    for since, remaining, text in cases:
+        status = ConnectionStatus(
+            "reconnecting",
+            now - datetime.timedelta(seconds=since),
+            "refused (os error 111)",
+            3,
+            now + datetime.timedelta(seconds=remaining + 0.4),
+        )
+        assert connection.reconnecting_text("build", status) == f"connection to build {text}"
+
+
+def test_notices_become_rare() -> None:
+    reported: list[float] = []
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        monitor = connection._ConnectionMonitor(
+            "build", Environment(MemoryDialer()), lambda _: reported.append(loop.time())
+        )
+        monitor.on_disconnected()
+        await asyncio.sleep(2000)
+        monitor.stop()
+
+    run_in_virtual_time(work())
+    assert reported == [1, 10, 60, 300, 900, 1500]
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.5, []), (1.5, [_LOST, "build: reconnected"])])
 def test_a_session_that_is_resumed_late_is_reported(
     monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[str]
 ) -> None:

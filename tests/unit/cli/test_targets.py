@@ -36,6 +36,7 @@ pin = ["sha256:00", "sha256:11"]
 url = "ws://192.0.2.1:7700"
 token_env = "T"
 allow_insecure_token = true
+retention = 300
 
 [lab]
 stdio = "ssh lab 'exec-server' --listen stdio"
@@ -178,6 +179,7 @@ def test_every_kind_of_entry(file: Path) -> None:
     assert known["pinned"].access.pin == ("sha256:00",)
     assert known["rotating"].access.pin == ("sha256:00", "sha256:11")
     assert known["trusted-network"].access.allow_insecure_token
+    assert known["trusted-network"].access.retention == "300"
     assert not build.access.allow_insecure_token
     relayed = known["behind-nat"]
     assert (relayed.registry, relayed.environment_id) == (
@@ -227,6 +229,7 @@ def test_an_unknown_name_lists_the_known_ones(file: Path) -> None:
         ('[a]\nurl = "wss://h"\npin = "p"\nca_file = "f"', "ca_file and pin exclude"),
         ('[a]\nurl = "wss://h"\npin = 1', "`pin` must be a string or a list of strings"),
         ('[a]\nurl = "ws://h"\nallow_insecure_token = 1', "must be true or false"),
+        ('[a]\nurl = "ws://h"\nretention = true', "must be a string such as 8h, or seconds"),
         ('[a]\nurl = "ws://h"\nallow_insecure_token = true', "requires a token"),
         ("[a]\nstdio = []", "a list of strings"),
         ("[a]\nstdio = [1]", "a list of strings"),

@@ -79,6 +79,10 @@ def test_a_target_has_a_dialer(arguments: dict[str, Any], kind: type) -> None:
             "and excludes a target",
         ),
         ({"target": "unix:s"}, "the path of a unix socket must begin with /"),
+        ({"target": "ws://h", "retention": "8 hours"}, "such as 30m, 8h or 1d, not '8 hours'"),
+        ({"target": "ws://h", "retention": -1}, "retention must be seconds from 0 to"),
+        ({"target": "ws://h", "retention": float("nan")}, "retention must be seconds from 0 to"),
+        ({"target": "ws://h", "retention": [1]}, "retention must be seconds from 0 to"),
         ({"target": "wss://h", "pin": "x"}, "the pin `x` is not sha256:"),
         ({"target": "ws://h", "pin": "ab" * 32}, "a pin is for wss:// URLs"),
         ({"target": "wss://h", "ca_file": "/none"}, "cannot read the CA file /none"),
@@ -149,6 +153,7 @@ def test_flags_arrive_as_options_of_connect(monkeypatch: pytest.MonkeyPatch) -> 
         "ca_file": None,
         "pin": ("value of pin",),
         "allow_insecure_token": True,
+        "retention": "value of retention",
     }
 
 
