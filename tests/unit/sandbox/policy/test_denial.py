@@ -540,5 +540,8 @@ def test_denial_is_only_written_where_there_is_one() -> None:
     text = b'{"text":"x: /y: Permission denied","path":"/y","operation":"read","rule":null}'
     exited = msgspec.structs.replace(exited, sandbox_denial=denial)
     assert msgspec.json.encode(exited).endswith(b',"sandboxDenial":%b}' % text)
+    either = msgspec.structs.replace(denial, candidates=(denial, denial))
+    assert msgspec.json.encode(either) == b'%b,"candidates":[%b,%b]}' % (text[:-1], text, text)
+    assert msgspec.json.decode(msgspec.json.encode(either), type=Denial) == either
     result = ReadResult(**(read | {"sandbox_denied": True, "sandbox_denial": denial}))
     assert msgspec.json.encode(result).endswith(b',"sandboxDenial":%b}' % text)
