@@ -26,7 +26,7 @@ from exec_server.protocol.network import (
 )
 from exec_server.protocol.urls import host_port, parse_address
 from exec_server.proxy import hosts
-from exec_server.proxy.policy import Decision, NetworkAccess, NetworkPolicy
+from exec_server.proxy.policy import LOCAL_BLOCKED, Decision, NetworkAccess, NetworkPolicy
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +126,9 @@ class Decider:
         verdict = self.policy.verdict(request.host)
         if verdict == "allow":
             return await self._checked(request.host, Decision("allow", "baseline_policy", "allow"))
+        if verdict == "not_allowed_local":
+            text = f"{request.host} is a local address: allowLocalBinding or a rule for exactly it permits it"
+            return _local_refusal(text)
         if verdict != "not_allowed" or self.policy.answer_seconds is None:
             return Decision("deny", "baseline_policy", verdict)
         if not hosts.is_usable(request.host):
@@ -141,9 +144,12 @@ class Decider:
     async def _checked(self, host: str, allowed: Decision) -> Decision:
         addresses = await self._look_up(host)
         # A name without addresses may be a name of a network that is only known elsewhere.
-        is_known = bool(addresses) or self.policy.may_be_local(host)
-        if not is_known or not self.policy.may_dial(host, addresses):
-            return Decision("deny", "baseline_policy", "not_allowed_local")
+        if not addresses and not self.policy.may_be_local(host):
+            return _local_refusal(f"{host} has no address that this server finds")
+        if not self.policy.may_dial(host, addresses):
+            local = next(address for address in addresses if not hosts.is_public(address))
+            text = f"{host} leads to the local address {local}: allowLocalBinding permits it"
+            return _local_refusal(text)
         return replace(allowed, addresses=addresses)
 
     async def _look_up(self, host: str) -> Sequence[str]:
@@ -211,6 +217,11 @@ def decode_answer(result: object) -> Answer | None:
 
 def _is_plain(character: str) -> bool:
     return character >= " " and not "\x7f" <= character <= "\x9f"
+
+
+def _local_refusal(text: str) -> Decision:
+    message = f"{LOCAL_BLOCKED} {text}."
+    return Decision("deny", "baseline_policy", "not_allowed_local", message=message)
 
 
 def _guard(reason: str) -> Decision:
