@@ -38,6 +38,15 @@ MAX_ADDRESSES: Final = 16
 # A reason of the client is shown to the process and in reports.
 REASON_BYTES: Final = 1024
 
+# Refused hosts that are remembered for the denial of the command: a line can name a few.
+MAX_REFUSED: Final = 4
+
+_SENTENCES: Final = {
+    "not_allowed": "no rule allows it",
+    "denied": "a rule denies it",
+    "method_not_allowed": "its limited mode does not allow the method",
+    "mitm_required": "its limited mode allows no tunnels",
+}
 _FORBIDDEN: Final = (
     "A rule forbids an address of this name, and the upstream proxy could connect to it."
 )
@@ -78,6 +87,15 @@ class Decider:
         self._controller = controller
         self._resolve = resolve
         self._forwards = forwards
+        self._refused: dict[str, str] = {}  # the last hosts with ports, and why
+
+    @property
+    def refusal(self) -> str | None:
+        """The last refused hosts and why, for people; None if nothing was refused."""
+        if not self._refused:
+            return None
+        places = [f"{place} ({reason})" for place, reason in self._refused.items()]
+        return f"the network proxy refuses {', '.join(places)}"
 
     async def decide(self, request: NetworkAccess) -> Decision:
         """Decide about a request and report the decision."""
@@ -127,8 +145,8 @@ class Decider:
         if verdict == "allow":
             return await self._checked(request.host, Decision("allow", "baseline_policy", "allow"))
         if verdict == "not_allowed_local":
-            text = f"{request.host} is a local address: allowLocalBinding or a rule for exactly it permits it"
-            return _local_refusal(text)
+            switch = "allowLocalBinding or a rule for exactly it permits it"
+            return _local_refusal(f"{request.host} is a local address: {switch}")
         if verdict != "not_allowed" or self.policy.answer_seconds is None:
             return Decision("deny", "baseline_policy", verdict)
         if not hosts.is_usable(request.host):
@@ -175,11 +193,16 @@ class Decider:
     def report(self, request: NetworkAccess, decision: Decision) -> None:
         """Report a decision to the client, and a refusal to the log."""
         if not decision.is_allowed:
+            place = host_port(request.host, request.port)
+            self._refused.pop(place, None)
+            self._refused[place] = _explanation(decision)
+            if len(self._refused) > MAX_REFUSED:
+                del self._refused[next(iter(self._refused))]
             log.info(
                 "process %s: %s to %s is refused: %s%s",
                 printable(self._process_id),
                 request.protocol,
-                printable(host_port(request.host, request.port)),
+                printable(place),
                 printable(decision.reason),
                 f" ({decision.message})" if decision.message else "",
             )
@@ -222,6 +245,11 @@ def _is_plain(character: str) -> bool:
 def _local_refusal(text: str) -> Decision:
     message = f"{LOCAL_BLOCKED} {text}."
     return Decision("deny", "baseline_policy", "not_allowed_local", message=message)
+
+
+def _explanation(decision: Decision) -> str:
+    own = decision.message.removeprefix(LOCAL_BLOCKED).strip().removesuffix(".")
+    return printable(own or _SENTENCES.get(decision.reason, decision.reason))
 
 
 def _guard(reason: str) -> Decision:

@@ -82,6 +82,26 @@ def test_allowed_name_is_looked_up_once() -> None:
     )
 
 
+def test_the_last_refused_hosts_are_remembered() -> None:
+    client = FakeClient(addresses=["10.0.0.1"])
+    policy = NetworkPolicy(launch(domains={"a.test": "allow", "bad.test": "deny"}))
+    decider = Decider("p", policy, client, client.resolve, lambda _: False)
+    assert decider.refusal is None
+
+    def ask(host: str) -> None:
+        asyncio.run(decider.decide(NetworkAccess("http", host, 80, "127.0.0.1:5", "GET")))
+
+    for host in ("a.test", "bad.test", "c.test", "a.test"):
+        ask(host)
+    assert decider.refusal == (
+        "the network proxy refuses bad.test:80 (a rule denies it), c.test:80 (no rule allows it), "
+        "a.test:80 (a.test leads to the local address 10.0.0.1: allowLocalBinding permits it)"
+    )
+    for number in range(module.MAX_REFUSED):
+        ask(f"{number}.test")
+    assert str(decider.refusal).count("no rule allows it") == module.MAX_REFUSED
+
+
 LITERAL = (
     "Sandbox policy blocks local/private network addresses. "
     "10.0.0.1 is a local address: allowLocalBinding or a rule for exactly it permits it."

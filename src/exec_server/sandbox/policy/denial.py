@@ -59,7 +59,7 @@ Explain = Callable[[str, Literal["read", "write"]], str | None]
 # 128 + SIGSYS, the signal of the filter for system calls of another architecture.
 _SIGSYS_EXIT: Final = 159
 _FOREIGN_CALL: Final = "system calls of another architecture are not allowed"
-_NO_NETWORK: Final = "network access is restricted"
+NO_NETWORK: Final = "network access is restricted"
 # Errors that the sandbox causes for changes only.
 _CHANGES: Final = (errno.EROFS, errno.EBUSY)
 
@@ -292,10 +292,11 @@ def find_denial(
     *,
     cwd: str,
     is_offline: bool,
-    is_network_refused: bool = False,
+    network_rule: str | None = None,
 ) -> Denial | None:
     """The denied operation, None if nothing is known to be denied; names are relative to `cwd`.
 
+    `network_rule` is what has refused the network, None if it is not known to be refused.
     The order: a refused network that ends the output, the first path that the policy denies, the
     network without a message, then the first other message of a failed command, without a rule.
     A path and a network without a message are candidates, unless the output ends with the path.
@@ -304,8 +305,8 @@ def find_denial(
     first: Denial | None = None
     explainer = _LineExplainer(explain, cwd, is_offline=is_offline)
     network, ends_with_file = None, False
-    if is_network_refused:
-        network, ends_with_file = _network_denial(chunks, explainer)
+    if network_rule is not None:
+        network, ends_with_file = _network_denial(chunks, explainer, lossy(network_rule))
         if network.text is not None:
             return network
     for line, context in islice(_error_lines(exit_code, chunks), CONSIDERED_LINES):
@@ -336,7 +337,9 @@ def _is_denial_text(line: str) -> bool:
     return find_error(line) is None or _mentions_denial(line.encode("utf-8", "surrogateescape"))
 
 
-def _network_denial(chunks: list[OutputChunk], explainer: _LineExplainer) -> tuple[Denial, bool]:
+def _network_denial(
+    chunks: list[OutputChunk], explainer: _LineExplainer, rule: str
+) -> tuple[Denial, bool]:
     """The denial of a network call, with the line that reports it if the output ends with one.
 
     Also whether it ends with the denial of a file instead.
@@ -346,11 +349,11 @@ def _network_denial(chunks: list[OutputChunk], explainer: _LineExplainer) -> tup
         error = find_error(line)
         number = None if error is None else error[1]
         if number in _CHANGES or explainer.denies_path(line):
-            return Denial(None, None, "network", _NO_NETWORK), True
+            return Denial(None, None, "network", rule), True
         is_call = number == errno.EPERM and not find_names(line).names
         if number != errno.EACCES and (is_call or _reports_network(line)):
-            return Denial(_shortened(_progress("", line)), None, "network", _NO_NETWORK), False
-    return Denial(None, None, "network", _NO_NETWORK), False
+            return Denial(_shortened(_progress("", line)), None, "network", rule), False
+    return Denial(None, None, "network", rule), False
 
 
 def _error_lines(exit_code: int, chunks: list[OutputChunk]) -> Iterator[tuple[str, list[str]]]:
@@ -376,14 +379,14 @@ class _LineExplainer:
         position, number = find_error(line) or (0, None)
         found = find_names(line)
         if not found.names and number == errno.EPERM and self._is_about_network(line, context):
-            return Denial(text, None, "network", _NO_NETWORK)
+            return Denial(text, None, "network", NO_NETWORK)
         names = found.names or likely_names(line[:position]) or names_above(context)
         accesses = self._accesses(line, number, found._replace(names=names))
         denied = self._denied(text, number, accesses, is_pair=found.is_pair)
         if denied:
             return denied[0] if len(denied) == 1 else _either(*denied)
         if number == errno.EPERM and self._is_about_network(found.words, []):
-            return Denial(text, None, "network", _NO_NETWORK)
+            return Denial(text, None, "network", NO_NETWORK)
         is_changing = number in _CHANGES or _means_writing(line) is not None
         first = None
         for name, path, _ in accesses[:1]:

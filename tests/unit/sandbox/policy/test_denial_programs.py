@@ -32,7 +32,7 @@ def _found(output: str, *, refused: bool = False, code: int = 1) -> Denial | Non
         partial(explain_denial, POLICY),
         cwd="/ws",
         is_offline=True,
-        is_network_refused=refused,
+        network_rule=NO_NETWORK if refused else None,
     )
 
 
