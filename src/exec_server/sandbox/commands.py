@@ -33,7 +33,13 @@ from exec_server.sandbox.builder import (
     retry_while_stale,
 )
 from exec_server.sandbox.policy import access, compiler
-from exec_server.sandbox.policy.denial import NO_NETWORK, Explain, find_denial, is_likely_denied
+from exec_server.sandbox.policy.denial import (
+    NO_NETWORK,
+    Explain,
+    entered_directories,
+    find_denial,
+    is_likely_denied,
+)
 from exec_server.sandbox.policy.model import MissingName, Policy
 from exec_server.sandbox.runtime import messages
 from exec_server.sandbox.runtime.capabilities import Confinement
@@ -175,11 +181,13 @@ class CommandDenials:
         self.policy = policy
         self._cwd = cwd
         self._refused = refused
+        self._entered: tuple[str, ...] = ()
         self._reports: messages.CommandReports | None = None
 
-    def follow(self, reports: messages.CommandReports) -> None:
+    def follow(self, reports: messages.CommandReports, argv: Sequence[str] = ()) -> None:
         """Take over the reports of the started command; `find` closes them."""
         self._reports = reports
+        self._entered = entered_directories(argv, self._cwd)
 
     def check(self, exit_code: int, output: list[OutputChunk]) -> tuple[bool, Denial | None]:
         """Whether clients are told of a denial, and the denied operation; called once."""
@@ -204,6 +212,7 @@ class CommandDenials:
             cwd=self._cwd,
             is_offline=is_offline,
             network_rule=network_rule,
+            entered=self._entered,
         )
 
     def _is_refused(self) -> bool:
@@ -314,7 +323,7 @@ class CommandSandbox:
                     self._prebuilt.prebuild(policy)
                 clean_up, listeners = self._execute(init, program, standard, owner)
                 reports = messages.CommandReports(init.control)
-                denials.follow(reports)
+                denials.follow(reports, command.argv)
                 exit_report = None if policy.rules is None else reports
                 stdin, outputs = streams.stdin, streams.outputs
                 return Child(init.pid, stdin, outputs, clean_up, listeners, exit_report)

@@ -188,6 +188,14 @@ def test_git_init_names_the_protected_directory(stage: Stage, client: Client) ->
     assert outcome.denial["rule"] == f"`.git` below the writable root {stage.ws} is protected"
 
 
+def test_a_relative_name_in_a_directory_that_the_command_has_entered(
+    stage: Stage, client: Client
+) -> None:
+    outcome = stage.shell(client, "WW", "cd /etc && touch x")
+    assert outcome.denial is not None
+    assert (outcome.denial["path"], outcome.denial["rule"]) == ("/etc/x", READ_ONLY)
+
+
 def test_a_move_from_and_to_denied_places(stage: Stage, client: Client) -> None:
     outcome = stage.shell(client, "WW", "mv /etc/hostname /etc/moved")
     assert outcome.denial is not None

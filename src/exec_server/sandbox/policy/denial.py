@@ -85,6 +85,10 @@ CONSIDERED_NAMES: Final = 8
 NETWORK_LINES: Final = 8
 # Fits into a log line or a status bar.
 TEXT_CHARACTERS: Final = 200
+# The directories that a command line enters: `cd` of a shell, `-C` of make, git and tar.
+ENTERED_DIRECTORIES: Final = 4
+# Of a longer command line only the beginning is searched for them.
+COMMAND_CHARACTERS: Final = 4096
 # Of a successful command only the last errors are examined: most output of most commands is that
 # of successful ones, and the event loop waits meanwhile.
 SUCCESS_BYTES: Final = 65_536
@@ -93,6 +97,9 @@ _Operation = Literal["read", "write"]
 # What an operation does to each of two names; None: it does not touch the file.
 _Roles = tuple[_Operation | None, _Operation | None]
 
+_enters = re.compile(
+    r"(?:^|[\s;&|(])(?:cd|pushd|-C|--directory)[\s=]+(?:--\s+)?['\"]?([^\s'\";&|()$~-][^\s'\";&|()]*)"
+).finditer
 _means_writing = re.compile(
     r"(?i)\b(?:creat|writ|remov|delet|unlink|touch|mkdir|rmdir|renam|mov|overwrit|truncat|chmod|"
     r"chown|changing|setting|setattr|lock|symlink|link|mknod|append|temp|output|save|update)"
@@ -263,6 +270,16 @@ def names_above(context: list[str]) -> list[str]:
     return []
 
 
+def entered_directories(argv: Iterable[str], cwd: str) -> tuple[str, ...]:
+    """The directories that a command line enters, by its words; the last ones."""
+    text = "\n".join(argv)[:COMMAND_CHARACTERS]
+    paths: list[str] = []
+    for match in _enters(text):
+        cwd = posixpath.normpath(posixpath.join(cwd, match[1]))
+        paths.append(cwd)
+    return tuple(dict.fromkeys(paths[-ENTERED_DIRECTORIES:]))
+
+
 def is_likely_denied(exit_code: int, chunks: Iterable[OutputChunk]) -> bool:
     """Whether clients are told that the sandbox denied something; a phrase may span streams."""
     if exit_code == 0:
@@ -293,17 +310,19 @@ def find_denial(
     cwd: str,
     is_offline: bool,
     network_rule: str | None = None,
+    entered: tuple[str, ...] = (),
 ) -> Denial | None:
     """The denied operation, None if nothing is known to be denied; names are relative to `cwd`.
 
-    `network_rule` is what has refused the network, None if it is not known to be refused.
+    `network_rule` is what has refused the network, None if it is not known to be refused. Names are
+    also tried in the directories that the command has `entered`.
     The order: a refused network that ends the output, the first path that the policy denies, the
     network without a message, then the first other message of a failed command, without a rule.
     A path and a network without a message are candidates, unless the output ends with the path.
     """
     chunks = list(chunks)
     first: Denial | None = None
-    explainer = _LineExplainer(explain, cwd, is_offline=is_offline)
+    explainer = _LineExplainer(explain, (*entered[::-1], cwd), is_offline=is_offline)
     network, ends_with_file = None, False
     if network_rule is not None:
         network, ends_with_file = _network_denial(chunks, explainer, lossy(network_rule))
@@ -369,9 +388,9 @@ def _error_lines(exit_code: int, chunks: list[OutputChunk]) -> Iterator[tuple[st
 class _LineExplainer:
     """Finds the denial that one line reports."""
 
-    def __init__(self, explain: Explain, cwd: str, *, is_offline: bool) -> None:
+    def __init__(self, explain: Explain, directories: tuple[str, ...], *, is_offline: bool) -> None:
         self._explain = explain
-        self._cwd = cwd
+        self._directories = directories  # the likeliest first
         self._is_offline = is_offline
 
     def explain(self, line: str, context: list[str]) -> Denial:
@@ -413,10 +432,16 @@ class _LineExplainer:
             names = names if roles else names[::-1]
         operations = roles or (operation,) * len(names)
         return [
-            (name, posixpath.normpath(posixpath.join(self._cwd, name)), each)
+            (name, path, each)
             for name, each in zip(names, operations, strict=True)
             if each is not None and (each == "write" or number not in _CHANGES)
+            for path in self._paths(name)
         ]
+
+    def _paths(self, name: str) -> list[str]:
+        if name.startswith("/"):
+            return [posixpath.normpath(name)]
+        return [posixpath.normpath(posixpath.join(each, name)) for each in self._directories]
 
     def _denied(
         self,

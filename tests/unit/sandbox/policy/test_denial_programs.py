@@ -9,7 +9,12 @@ import pytest
 from exec_server.protocol.process import OutputChunk
 from exec_server.protocol.sandbox import Denial
 from exec_server.sandbox.policy.access import explain_denial
-from exec_server.sandbox.policy.denial import find_denial
+from exec_server.sandbox.policy.denial import (
+    COMMAND_CHARACTERS,
+    ENTERED_DIRECTORIES,
+    entered_directories,
+    find_denial,
+)
 from exec_server.sandbox.policy.model import Policy, Rule
 
 POLICY = Policy(
@@ -25,7 +30,9 @@ NO_NETWORK = "network access is restricted"
 NETWORK = "network"
 
 
-def _found(output: str, *, refused: bool = False, code: int = 1) -> Denial | None:
+def _found(
+    output: str, *, refused: bool = False, code: int = 1, entered: tuple[str, ...] = ()
+) -> Denial | None:
     return find_denial(
         code,
         [OutputChunk(1, "stderr", output.encode())],
@@ -33,6 +40,7 @@ def _found(output: str, *, refused: bool = False, code: int = 1) -> Denial | Non
         cwd="/ws",
         is_offline=True,
         network_rule=NO_NETWORK if refused else None,
+        entered=entered,
     )
 
 
@@ -116,6 +124,53 @@ def test_the_path_that_was_denied_is_named(output: str, said: str) -> None:
     assert denial.rule == (None if "None" in said else expected)
     assert denial.text is not None
     assert "\r" not in denial.text
+
+
+# ---- names of other directories -----------------------------------------------------------
+
+ENTERED = [
+    (["sh", "-c", "cd /etc; echo > x"], ["/etc"]),
+    (["bash", "-lc", "set -e\ncd sub && (cd '../other' && make)"], ["/ws/sub", "/ws/other"]),
+    (["tar", "-C", "/etc", "-xf", "a.tar"], ["/etc"]),
+    (["git", "-C", "sub", "commit"], ["/ws/sub"]),
+    (["sh", "-c", "cd; cd -; cd $HOME; cd ~; abcd /etc; cd -- /usr"], ["/usr"]),
+    (["sh", "-c", "".join(f"cd /{number};" for number in range(9))], ["/5", "/6", "/7", "/8"]),
+    (["sh", "-c", ":" * COMMAND_CHARACTERS + "; cd /etc"], []),
+]
+
+
+@pytest.mark.parametrize(("argv", "directories"), ENTERED)
+def test_the_directories_that_a_command_enters(argv: list[str], directories: list[str]) -> None:
+    assert list(entered_directories(argv, "/ws")) == directories
+    assert len(directories) <= ENTERED_DIRECTORIES
+
+
+@pytest.mark.parametrize(
+    ("line", "entered", "said"),
+    [
+        ("sh: 1: cannot create x: Read-only file system", ["/etc"], ["write /etc/x"]),
+        ("sh: 1: cannot create x: Read-only file system", ["/ws/sub"], ["write None"]),
+        ("touch: cannot touch 'x': Read-only file system", ["/etc", "/ws/sub"], ["write /etc/x"]),
+        (
+            "rm: cannot remove '.git/HEAD': Read-only file system",
+            ["/ws/sub"],
+            ["write /ws/.git/HEAD"],
+        ),
+        (
+            "touch: cannot touch 'x': Read-only file system",
+            ["/etc", "/usr"],
+            ["write /usr/x", "write /etc/x"],
+        ),
+        ("cat: key: Permission denied", ["/ws/secret"], ["read /ws/secret/key"]),
+        ("cat: /ws/secret/key: Permission denied", ["/etc"], ["read /ws/secret/key"]),
+    ],
+)
+def test_a_relative_name_is_tried_where_the_command_has_been(
+    line: str, entered: list[str], said: list[str]
+) -> None:
+    denial = _found(line, entered=tuple(entered))
+    assert denial is not None
+    assert [_said(each) for each in denial.candidates or (denial,)] == said
 
 
 # ---- the network ------------------------------------------------------------------------
