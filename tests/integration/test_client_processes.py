@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -361,5 +362,43 @@ def test_waiting_without_reading_ends(there: ClientTarget, monkeypatch: pytest.M
             assert len(output) + process.lost_bytes == total
         else:  # it does not say; each lost chunk has at least a byte
             assert process.lost_bytes >= (total - len(output)) / 8192
+
+    there.play(scene)
+
+
+# ---- Ctrl-C on a terminal ---------------------------------------------------------------
+
+_RAW = """
+import os, tty
+tty.setraw(0)
+os.write(1, b"raw;")
+print(os.read(0, 9), end=";", flush=True)
+"""
+
+
+def test_an_interrupt_on_a_terminal_ends_the_foreground_program(there: ClientTarget) -> None:
+    async def scene(env: Environment) -> None:
+        shell = ["bash", "--norc", "--noprofile", "-i"]
+        async with env.start(shell, tty=True, env={"PS1": "> "}) as process:
+            await process.write(b"(echo run''ning; exec sleep 1000)\n")
+            await process.read_until(b"running\r\n")
+            await process.interrupt()
+            await process.write(b"echo code $?; exit 7\n")
+            await process.read_until(b"code 130\r\n")
+            assert await process.wait() == 7
+        await process.interrupt()  # nothing is left to interrupt
+
+    there.play(scene)
+
+
+def test_a_program_that_reads_keys_gets_an_interrupt_as_one(
+    there: ClientTarget, python: Callable[[str], list[str]]
+) -> None:
+    async def scene(env: Environment) -> None:
+        async with env.start(python(_RAW), tty=True) as process:
+            await process.read_until(b"raw;")
+            await process.interrupt()
+            await process.read_until(rb"b'\x03';")
+            assert await process.wait() == 0
 
     there.play(scene)

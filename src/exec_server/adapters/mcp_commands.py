@@ -19,6 +19,7 @@ from typing import Final, Self
 
 from exec_server.client.arguments import AnySandbox
 from exec_server.client.environment import Environment
+from exec_server.client.exceptions import denial_account
 from exec_server.client.process import Process
 from exec_server.errors import ExecServerError, InvalidParams
 
@@ -385,7 +386,10 @@ class _Session:
         text = f"Exited with code {process.exit_code}"
         if not self.is_over:
             text += f"; its children still run, session_id={self.id}"
-        return f"{text}; the sandbox has denied something" if process.sandbox_denied else text
+        if not process.sandbox_denied and process.sandbox_denial is None:
+            return text
+        account = denial_account(process.sandbox_denial)
+        return f"{text}; the sandbox has denied something{account}"
 
 
 async def _close(process: Process) -> None:

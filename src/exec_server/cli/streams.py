@@ -115,17 +115,23 @@ def local_time(seconds: float, form: str) -> str:
 
 def denial_lines(denial: Denial) -> list[str]:
     """The denied access and the rule of the policy; empty if no rule is known to forbid it."""
+    if denial.candidates:
+        return ["denied: one of these", *map(_candidate, denial.candidates)]
     if denial.rule is None:
         return []
     return [f"denied: {_access(denial)}", denial.rule]
 
 
+def _candidate(denial: Denial) -> str:
+    return f"- {_access(denial)} ({denial.rule or denial.text})"
+
+
 def _access(denial: Denial) -> str:
     if denial.operation == "network":
         return "network access"
-    if denial.operation == "syscall" or denial.path is None:
+    if denial.operation == "syscall" or denial.operation is None:
         return "a system call"
-    return f"{denial.operation} {denial.path}"
+    return f"{denial.operation} {denial.path or 'of an unknown path'}"
 
 
 class StdinReader:

@@ -294,7 +294,7 @@ class SandboxDenied(ExecServerError, PermissionError):
 
     def __str__(self) -> str:
         text: str = self.args[0]
-        account = _account(self.denial, text)
+        account = denial_account(self.denial, text)
         return printable(f"{_NUMBER.sub('', text)}{account}" if account else text, keep="\n")
 
 
@@ -327,17 +327,26 @@ class CommandDenied(CommandFailed, SandboxDenied):
         return type(self), (self.result,)
 
     def _summary(self) -> str:
-        return f"{super()._summary()}: denied by its sandbox{_account(self.denial, '')}"
+        return f"{super()._summary()}: denied by its sandbox{denial_account(self.denial)}"
 
 
-def _account(denial: Denial | None, text: str) -> str:
+def denial_account(denial: Denial | None, text: str = "") -> str:
     """The path, unless the text has it, and the rule of a denial, as far as they are known."""
     if denial is None:
         return ""
+    known = [
+        each for each in (_known(each, text) for each in denial.candidates or (denial,)) if each
+    ]
+    which = "one of: " if len(known) > 1 else ""
+    return f" ({which}{'; '.join(known)})" if known else ""
+
+
+def _known(denial: Denial, text: str) -> str:
     has_path = denial.path is not None and denial.path not in text
     place = f"{denial.operation or 'access'} {denial.path}" if has_path else None
-    known = ": ".join(part for part in (place, denial.rule) if part)
-    return f" ({known})" if known else ""
+    if not has_path and denial.rule is None and denial.operation is not None and not text:
+        place = f"a {denial.operation}"
+    return ": ".join(part for part in (place, denial.rule) if part)
 
 
 def _end_of(stderr: bytes) -> str:

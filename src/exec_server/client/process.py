@@ -86,6 +86,8 @@ _NAME_DIGITS: Final = 6
 _PROGRAM_CHARACTERS: Final = 32
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")
 
+# The key of a terminal for an interrupt, unless a program has changed it.
+_CTRL_C: Final = b"\x03"
 # Output requested at a time.
 _READ_BYTES: Final = 262_144
 _SESSIONS_ONLY: Final = "its processes end with the session of their client"
@@ -97,7 +99,7 @@ class ProcessInput:
     def __init__(self, session: ClientSession, process_id: ProcessId, *, is_terminal: bool) -> None:
         self._session = session
         self._id = process_id
-        self._is_terminal = is_terminal
+        self.is_terminal = is_terminal
         self._last_number = 0
         self._is_inside_line = False
         self._unacknowledged = 0
@@ -118,10 +120,7 @@ class ProcessInput:
             if data:
                 self._is_inside_line = data[-1:] not in _LINE_ENDS
             for piece in _pieces(data, piece_bytes):
-                while (
-                    self._unacknowledged >= UNACKNOWLEDGED_BYTES
-                    or len(self._writes) >= UNACKNOWLEDGED_PIECES
-                ):
+                while self.is_full:
                     await self._wait_for_progress()
                 self._check()
                 self._last_number += 1
@@ -130,9 +129,17 @@ class ProcessInput:
                 self._spawn(self._write(WriteParams(self._id, Base64(piece), number)))
 
     @property
+    def is_full(self) -> bool:
+        """Whether a write would wait, because the process does not read what was sent."""
+        return (
+            self._unacknowledged >= UNACKNOWLEDGED_BYTES
+            or len(self._writes) >= UNACKNOWLEDGED_PIECES
+        )
+
+    @property
     def can_close(self) -> bool:
         """Whether the server can close this input."""
-        return self._is_terminal or self._session.features.capabilities.process_close_stdin
+        return self.is_terminal or self._session.features.capabilities.process_close_stdin
 
     async def close(self) -> None:
         """Close stdin after all writes; raises Unsupported if the server cannot.
@@ -140,7 +147,7 @@ class ProcessInput:
         Does not wait for the writes: the caller may have to read the output of a process that
         reads its input slowly.
         """
-        if self._is_terminal:
+        if self.is_terminal:
             # Ctrl-D completes the current read: inside of a line the first one delivers the
             # started line, and only the second one is the end of the input.
             await self.write(b"\x04\x04" if self._is_inside_line else b"\x04")
@@ -488,11 +495,21 @@ class Process(Handle):
         await self._session.call(RESIZE, ResizeParams(self.id, rows, columns), is_retryable=True)
 
     async def interrupt(self) -> None:
-        """Send SIGINT to the process group, as Ctrl-C does; raises Unsupported if it cannot."""
-        if self._session.features.has_interrupt:
+        """Press Ctrl-C on a terminal; otherwise send SIGINT to the process group.
+
+        The terminal sends SIGINT to its foreground program, or gives it the character, as a shell
+        that edits a line asks for. `signal("INT")` is sent to that program in any case, also if it
+        does not read its input. Raises Unsupported if the server cannot interrupt.
+        """
+        self._started()
+        terminal = self._input if self._input is not None and self._input.is_terminal else None
+        if terminal is not None and not terminal.is_full:
+            with contextlib.suppress(StdinClosed):  # it has ended: no signal would find it
+                await terminal.write(_CTRL_C)
+        elif terminal is not None and self._capabilities.process_signals:
+            await self._session.call(SIGNAL, SignalParams(self.id, "SIGINT"))
+        elif self._session.features.has_interrupt:
             await self._session.call(SIGNAL, SignalParams(self.id, "interrupt"))
-        elif self._params.tty:
-            await self._stdin().write(b"\x03")
         else:
             raise Unsupported("process/signal", "kill the process, or start it in a terminal")
 

@@ -173,13 +173,17 @@ class Confinable(Params, frozen=True, kw_only=True):
     user: str | None = None  # extension: a name or a number
 
 
-class Denial(Result, frozen=True):
-    """The operation that a confined process was denied, as far as known; for people."""
+class Denial(Result, frozen=True, omit_defaults=True):
+    """The operation that a confined process was denied, as far as known; for people.
+
+    If it is not certain which one was denied, `candidates` has them all, the likeliest first.
+    """
 
     text: str | None  # the line of output that reports it
     path: str | None
     operation: Operation | None
     rule: str | None  # of the policy; None if no rule is known to forbid it
+    candidates: tuple[Denial, ...] = ()  # extension: none or several, which have none
 
 
 def check_process_paths(sandbox: Sandbox, cwd: PathUri) -> None:

@@ -26,7 +26,7 @@ from exec_server.protocol.network import (
 )
 from exec_server.protocol.urls import host_port, parse_address
 from exec_server.proxy import hosts
-from exec_server.proxy.policy import Decision, NetworkAccess, NetworkPolicy
+from exec_server.proxy.policy import LOCAL_BLOCKED, Decision, NetworkAccess, NetworkPolicy
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,15 @@ MAX_ADDRESSES: Final = 16
 # A reason of the client is shown to the process and in reports.
 REASON_BYTES: Final = 1024
 
+# Refused hosts that are remembered for the denial of the command: a line can name a few.
+MAX_REFUSED: Final = 4
+
+_SENTENCES: Final = {
+    "not_allowed": "no rule allows it",
+    "denied": "a rule denies it",
+    "method_not_allowed": "its limited mode does not allow the method",
+    "mitm_required": "its limited mode allows no tunnels",
+}
 _FORBIDDEN: Final = (
     "A rule forbids an address of this name, and the upstream proxy could connect to it."
 )
@@ -78,6 +87,15 @@ class Decider:
         self._controller = controller
         self._resolve = resolve
         self._forwards = forwards
+        self._refused: dict[str, str] = {}  # the last hosts with ports, and why
+
+    @property
+    def refusal(self) -> str | None:
+        """The last refused hosts and why, for people; None if nothing was refused."""
+        if not self._refused:
+            return None
+        places = [f"{place} ({reason})" for place, reason in self._refused.items()]
+        return f"the network proxy refuses {', '.join(places)}"
 
     async def decide(self, request: NetworkAccess) -> Decision:
         """Decide about a request and report the decision."""
@@ -126,6 +144,9 @@ class Decider:
         verdict = self.policy.verdict(request.host)
         if verdict == "allow":
             return await self._checked(request.host, Decision("allow", "baseline_policy", "allow"))
+        if verdict == "not_allowed_local":
+            switch = "allowLocalBinding or a rule for exactly it permits it"
+            return _local_refusal(f"{request.host} is a local address: {switch}")
         if verdict != "not_allowed" or self.policy.answer_seconds is None:
             return Decision("deny", "baseline_policy", verdict)
         if not hosts.is_usable(request.host):
@@ -141,9 +162,12 @@ class Decider:
     async def _checked(self, host: str, allowed: Decision) -> Decision:
         addresses = await self._look_up(host)
         # A name without addresses may be a name of a network that is only known elsewhere.
-        is_known = bool(addresses) or self.policy.may_be_local(host)
-        if not is_known or not self.policy.may_dial(host, addresses):
-            return Decision("deny", "baseline_policy", "not_allowed_local")
+        if not addresses and not self.policy.may_be_local(host):
+            return _local_refusal(f"{host} has no address that this server finds")
+        if not self.policy.may_dial(host, addresses):
+            local = next(address for address in addresses if not hosts.is_public(address))
+            text = f"{host} leads to the local address {local}: allowLocalBinding permits it"
+            return _local_refusal(text)
         return replace(allowed, addresses=addresses)
 
     async def _look_up(self, host: str) -> Sequence[str]:
@@ -169,11 +193,16 @@ class Decider:
     def report(self, request: NetworkAccess, decision: Decision) -> None:
         """Report a decision to the client, and a refusal to the log."""
         if not decision.is_allowed:
+            place = host_port(request.host, request.port)
+            self._refused.pop(place, None)
+            self._refused[place] = _explanation(decision)
+            if len(self._refused) > MAX_REFUSED:
+                del self._refused[next(iter(self._refused))]
             log.info(
                 "process %s: %s to %s is refused: %s%s",
                 printable(self._process_id),
                 request.protocol,
-                printable(host_port(request.host, request.port)),
+                printable(place),
                 printable(decision.reason),
                 f" ({decision.message})" if decision.message else "",
             )
@@ -211,6 +240,16 @@ def decode_answer(result: object) -> Answer | None:
 
 def _is_plain(character: str) -> bool:
     return character >= " " and not "\x7f" <= character <= "\x9f"
+
+
+def _local_refusal(text: str) -> Decision:
+    message = f"{LOCAL_BLOCKED} {text}."
+    return Decision("deny", "baseline_policy", "not_allowed_local", message=message)
+
+
+def _explanation(decision: Decision) -> str:
+    own = decision.message.removeprefix(LOCAL_BLOCKED).strip().removesuffix(".")
+    return printable(own or _SENTENCES.get(decision.reason, decision.reason))
 
 
 def _guard(reason: str) -> Decision:

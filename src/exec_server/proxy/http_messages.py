@@ -14,7 +14,7 @@ from exec_server.errors import ExecServerError
 from exec_server.net.http1 import has_control, reason
 from exec_server.protocol.urls import host_port
 from exec_server.proxy import hosts
-from exec_server.proxy.policy import Decision, NetworkAccess
+from exec_server.proxy.policy import LOCAL_BLOCKED, Decision, NetworkAccess
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -37,10 +37,7 @@ _SERVER_WIDE: Final = b"*"  # the target of OPTIONS for a whole server
 # The reason of a decision: the header `x-proxy-error`, and the sentence for people.
 _REASONS: Final = {
     "not_allowed": (b"blocked-by-allowlist", "Domain not in allowlist."),
-    "not_allowed_local": (
-        b"blocked-by-allowlist",
-        "Sandbox policy blocks local/private network addresses.",
-    ),
+    "not_allowed_local": (b"blocked-by-allowlist", LOCAL_BLOCKED),
     "denied": (b"blocked-by-denylist", "Domain denied by the sandbox policy."),
     "method_not_allowed": (b"blocked-by-method-policy", "Method not allowed in limited mode."),
     "mitm_required": (b"blocked-by-mitm-required", "MITM required for limited HTTPS."),

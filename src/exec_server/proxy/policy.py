@@ -45,6 +45,9 @@ MAX_ANSWER_SECONDS: Final = 86_400.0
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _TLS_PORT: Final = 443
 
+# The reference's sentence for `not_allowed_local`. Which address and which switch it is, follows.
+LOCAL_BLOCKED: Final = "Sandbox policy blocks local/private network addresses."
+
 Verdict = Literal["allow", "denied", "not_allowed_local", "not_allowed"]
 Reason = Literal["method_not_allowed", "mitm_required"]
 AddressReason = Literal["denied", "policy_denied"]

@@ -341,6 +341,11 @@ class ProcessProxy(Listeners):
         self._has_datagrams = False
         self.certificates: VerifiedFile | None = None  # of a masked process
 
+    @property
+    def refusal(self) -> str | None:
+        """The hosts that were refused, for people; None if there are none."""
+        return self._decider.refusal
+
     def mask(self, env: Mapping[str, str]) -> dict[str, str]:
         """The process environment, masked if asked for; raises InvalidParams. In a thread."""
         if not self._settings.credential_masking:
@@ -423,6 +428,8 @@ class ProcessProxy(Listeners):
 
 class PortBridge(Listeners):
     """Ports of this machine's loopback that a process in a network namespace may reach."""
+
+    refusal = None  # the proxies of the client know it
 
     def __init__(self, ports: Sequence[int], resources: ProxyResources) -> None:
         super().__init__(resources)

@@ -33,7 +33,13 @@ from exec_server.sandbox.builder import (
     retry_while_stale,
 )
 from exec_server.sandbox.policy import access, compiler
-from exec_server.sandbox.policy.denial import Explain, find_denial, is_likely_denied
+from exec_server.sandbox.policy.denial import (
+    NO_NETWORK,
+    Explain,
+    entered_directories,
+    find_denial,
+    is_likely_denied,
+)
 from exec_server.sandbox.policy.model import MissingName, Policy
 from exec_server.sandbox.runtime import messages
 from exec_server.sandbox.runtime.capabilities import Confinement
@@ -164,16 +170,24 @@ class PrebuiltPool:
 
 
 class CommandDenials:
-    """The denials of one command, from its start to its end."""
+    """The denials of one command, from its start to its end.
 
-    def __init__(self, policy: Policy, cwd: str) -> None:
+    `refused` tells what the proxies of the command have refused, None if nothing.
+    """
+
+    def __init__(
+        self, policy: Policy, cwd: str, refused: Callable[[], str | None] = lambda: None
+    ) -> None:
         self.policy = policy
         self._cwd = cwd
+        self._refused = refused
+        self._entered: tuple[str, ...] = ()
         self._reports: messages.CommandReports | None = None
 
-    def follow(self, reports: messages.CommandReports) -> None:
+    def follow(self, reports: messages.CommandReports, argv: Sequence[str] = ()) -> None:
         """Take over the reports of the started command; `find` closes them."""
         self._reports = reports
+        self._entered = entered_directories(argv, self._cwd)
 
     def check(self, exit_code: int, output: list[OutputChunk]) -> tuple[bool, Denial | None]:
         """Whether clients are told of a denial, and the denied operation; called once."""
@@ -188,14 +202,17 @@ class CommandDenials:
     def find(self, exit_code: int, output: list[OutputChunk], explain: Explain) -> Denial | None:
         """The denied operation, None if none is known; called once, after the end."""
         is_offline = self.policy.network == "restricted"
-        is_refused = self._is_refused() and is_offline and self.policy.rules is not None
+        network_rule = None if exit_code == 0 else self._refused()
+        if self._is_refused() and is_offline and self.policy.rules is not None:
+            network_rule = NO_NETWORK
         return find_denial(
             exit_code,
             output,
             explain,
             cwd=self._cwd,
             is_offline=is_offline,
-            is_network_refused=is_refused,
+            network_rule=network_rule,
+            entered=self._entered,
         )
 
     def _is_refused(self) -> bool:
@@ -230,11 +247,13 @@ class CommandSandbox:
         *,
         is_proxied: bool = False,
         read_only: Sequence[str] = (),
+        refused: Callable[[], str | None] = lambda: None,
     ) -> LaunchMode:
         """How to start a command in this sandbox; sets PWD in its environment.
 
         With `is_proxied` its `proxy_ports` are all of the network that it has. `read_only` are
         files of the server, which stay as they are even if the policy makes their place writable.
+        `refused` tells what its proxies have refused.
         """
         env["PWD"] = cwd
         paths = host_paths(env.get("TMPDIR"), cwd)
@@ -248,7 +267,7 @@ class CommandSandbox:
             )
         if sandbox.use_legacy_landlock:
             raise InternalError(LEGACY_LANDLOCK)
-        denials = CommandDenials(_protect(policy, read_only), cwd)
+        denials = CommandDenials(_protect(policy, read_only), cwd, refused)
         return LaunchMode(partial(self.spawn, denials), denials.check)
 
     def spawn(self, denials: CommandDenials, command: Command, owner: Owner) -> Child:
@@ -304,7 +323,7 @@ class CommandSandbox:
                     self._prebuilt.prebuild(policy)
                 clean_up, listeners = self._execute(init, program, standard, owner)
                 reports = messages.CommandReports(init.control)
-                denials.follow(reports)
+                denials.follow(reports, command.argv)
                 exit_report = None if policy.rules is None else reports
                 stdin, outputs = streams.stdin, streams.outputs
                 return Child(init.pid, stdin, outputs, clean_up, listeners, exit_report)

@@ -100,6 +100,7 @@ class ProcessLaunch:
             launch_mode = server.sandboxes.commands.launch_mode(
                 *(params.sandbox, command.cwd, env),
                 is_proxied=bool(ports),
+                refused=self._refusal,
                 read_only=() if path is None else (path,),  # no confined command may change it
             )
         self._check_denial = launch_mode.check_denial
@@ -114,6 +115,10 @@ class ProcessLaunch:
         """The check of the sandbox; only after `_spawn`."""
         assert self._check_denial is not None
         return self._check_denial(code, output)
+
+    def _refusal(self) -> str | None:
+        """What the proxies of the command have refused."""
+        return None if self._network is None else self._network.refusal
 
     def _open_network(self, env: dict[str, str]) -> tuple[int, ...]:
         """Prepare the process's proxies, and set its variables.

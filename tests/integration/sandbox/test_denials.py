@@ -57,7 +57,7 @@ def test_success_despite_the_refused_network(stage: Stage, client: Client) -> No
 
 
 def test_a_call_in_a_child_is_known(stage: Stage, client: Client) -> None:
-    code = "import socket, sys; sys.exit(socket.socket(socket.AF_INET6).fileno())"
+    code = "import socket, sys; sys.exit(socket.socket().fileno())"
     script = f"(setsid {interpreter()} -c '{code}' 2>/dev/null); exit 3"
     outcome = stage.shell(client, "WW", script)
     assert (outcome.exit_code, outcome.denied) == (3, False)
@@ -76,7 +76,8 @@ def test_prebuilt_and_new_sandboxes_know_it(stage: Stage, client: Client, name: 
 _QUIET = """
 import os, pwd, socket
 pwd.getpwuid(0)
-for family in (socket.AF_NETLINK, socket.AF_PACKET):
+# Libraries like urllib3 open one socket of IPv6, once, to learn whether the machine has it.
+for family in (socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET):
     try:
         socket.socket(family, socket.SOCK_RAW)
     except OSError:
@@ -149,6 +150,13 @@ def test_a_command_that_is_terminated_leaves_no_descriptor(stage: Stage, client:
     eventually("descriptors are closed", lambda: open_descriptors(stage.server) <= before + 4)
 
 
+def test_two_sockets_of_ipv6_are_a_use_of_the_network(stage: Stage, client: Client) -> None:
+    code = "import socket\nfor _ in 1, 2:\n try: socket.socket(socket.AF_INET6)\n except OSError: 0"
+    outcome = stage.run(client, "WW", [interpreter(), "-S", "-c", code])
+    assert (outcome.exit_code, outcome.output) == (0, "")
+    _network(outcome)
+
+
 # ---- files ----------------------------------------------------------------------------
 
 
@@ -169,6 +177,31 @@ def test_a_denied_write_in_the_middle_of_a_terminal(stage: Stage, client: Client
     assert (outcome.exit_code, outcome.denied) == (0, False)
     assert outcome.denial is not None
     assert (outcome.denial["path"], outcome.denial["operation"]) == ("/etc/x", "write")
+
+
+@_NEEDS_GIT
+def test_git_init_names_the_protected_directory(stage: Stage, client: Client) -> None:
+    outcome = stage.shell(client, "WW", "git init")
+    assert outcome.exit_code == 128
+    assert outcome.denial is not None
+    assert outcome.denial["path"].startswith(f"{stage.ws}/.git/")
+    assert outcome.denial["rule"] == f"`.git` below the writable root {stage.ws} is protected"
+
+
+def test_a_relative_name_in_a_directory_that_the_command_has_entered(
+    stage: Stage, client: Client
+) -> None:
+    outcome = stage.shell(client, "WW", "cd /etc && touch x")
+    assert outcome.denial is not None
+    assert (outcome.denial["path"], outcome.denial["rule"]) == ("/etc/x", READ_ONLY)
+
+
+def test_a_move_from_and_to_denied_places(stage: Stage, client: Client) -> None:
+    outcome = stage.shell(client, "WW", "mv /etc/hostname /etc/moved")
+    assert outcome.denial is not None
+    candidates = outcome.denial["candidates"]
+    assert [each["path"] for each in candidates] == ["/etc/hostname", "/etc/moved"]
+    assert outcome.denial == candidates[0] | {"candidates": candidates}
 
 
 def test_renaming_a_protected_name(stage: Stage, client: Client) -> None:

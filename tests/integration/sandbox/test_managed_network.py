@@ -60,6 +60,20 @@ def test_only_the_proxies_lead_out(
     ]
 
 
+def test_a_host_that_the_proxy_refuses_is_the_denial(client: Client, stage: Stage) -> None:
+    ended = _run(client, stage, "curl -sS -m 5 https://localhost/ https://bad.test/")
+    assert ended.exit_code == 56
+    assert ended.sandbox_denial == {
+        "text": "curl: (56) CONNECT tunnel failed, response 403",
+        "path": None,
+        "operation": "network",
+        "rule": "the network proxy refuses localhost:443 (localhost is a local address: "
+        "allowLocalBinding or a rule for exactly it permits it), bad.test:443 (a rule denies it)",
+    }
+    ended = _run(client, stage, "curl -s -m 5 https://bad.test/ || echo no")
+    assert (ended.stdout, ended.sandbox_denial) == (b"no\n", None)
+
+
 _SOCKETS = """
 import ctypes, errno, json, os, socket
 libc = ctypes.CDLL(None, use_errno=True)

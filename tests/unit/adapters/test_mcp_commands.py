@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from exec_server.adapters import mcp_commands
@@ -12,6 +15,8 @@ from exec_server.adapters.mcp_commands import (
     join_found,
     select_lines,
 )
+from exec_server.client.process import Process
+from exec_server.protocol.sandbox import Denial
 
 
 def test_short_output_is_shown_once() -> None:
@@ -132,3 +137,29 @@ def test_found_paths_are_those_of_the_other_tools() -> None:
     assert found_path("src/", "a/b") == "src/a/b"
     assert found_path("/srv", "a") == "/srv/a"
     assert found_path("~", "a") == "~/a"
+
+
+@pytest.mark.parametrize(
+    ("is_denied", "denial", "text"),
+    [
+        (False, None, "Exited with code 1"),
+        (True, None, "Exited with code 1; the sandbox has denied something"),
+        (
+            False,
+            Denial(None, None, "network", "network access is restricted"),
+            "Exited with code 1; the sandbox has denied something (network access is restricted)",
+        ),
+        (
+            True,
+            Denial("touch: …", "/etc/x", "write", "a rule"),
+            "Exited with code 1; the sandbox has denied something (write /etc/x: a rule)",
+        ),
+    ],
+)
+def test_a_model_is_told_what_the_sandbox_has_denied(
+    is_denied: bool, denial: Denial | None, text: str
+) -> None:
+    ended = SimpleNamespace(exit_code=1, sandbox_denied=is_denied, sandbox_denial=denial)
+    session = mcp_commands._Session(1, cast(Process, ended), "make", tty=False)
+    session._read_all.set()
+    assert session.reply(10).startswith(f"{text}\n")

@@ -96,6 +96,9 @@ def test_a_time_out_of_range(seconds: float) -> None:
     assert local_time(seconds, "%Y-%m-%d") == "?"
 
 
+NETWORK = Denial(None, None, "network", "rule")
+
+
 @pytest.mark.parametrize(
     ("denial", "lines"),
     [
@@ -103,7 +106,11 @@ def test_a_time_out_of_range(seconds: float) -> None:
         (Denial("text", "/a", "write", "rule"), ["denied: write /a", "rule"]),
         (Denial("text", None, "network", "rule"), ["denied: network access", "rule"]),
         (Denial("text", None, "syscall", "rule"), ["denied: a system call", "rule"]),
-        (Denial("text", None, "read", "rule"), ["denied: a system call", "rule"]),
+        (Denial("text", None, None, "rule"), ["denied: a system call", "rule"]),
+        (
+            Denial("a", None, "write", None, (Denial("a", None, "write", None), NETWORK)),
+            ["denied: one of these", "- write of an unknown path (a)", "- network access (rule)"],
+        ),
     ],
 )
 def test_access_and_rule(denial: Denial, lines: list[str]) -> None:

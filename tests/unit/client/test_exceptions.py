@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import pickle
 
+import msgspec
 import pytest
 
 import exec_server
@@ -66,6 +67,12 @@ def test_the_end_of_stderr(stderr: bytes, lines: list[str]) -> None:
     assert str(CommandFailed(_failed(stderr))) == f"cmd ended with exit code 1{text}"
 
 
+UNKNOWN = Denial("no", None, "write", None)
+EITHER = msgspec.structs.replace(
+    UNKNOWN, candidates=(UNKNOWN, DENIAL, Denial(None, None, "network", "no network"))
+)
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -77,6 +84,11 @@ def test_the_end_of_stderr(stderr: bytes, lines: list[str]) -> None:
         (
             CommandDenied(_failed(b"", DENIAL)),
             "cmd ended with exit code 1: denied by its sandbox (write /etc/x: read /)",
+        ),
+        (
+            CommandDenied(_failed(b"", EITHER)),
+            "cmd ended with exit code 1: denied by its sandbox "
+            "(one of: a write; write /etc/x: read /; no network)",
         ),
     ],
 )

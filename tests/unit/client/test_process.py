@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 
 import msgspec
 import pytest
@@ -220,13 +219,41 @@ def test_an_end_that_was_not_seen_is_not_waited_for(monkeypatch: pytest.MonkeyPa
 
 
 @in_environment
-async def test_a_server_without_signals_interrupts_terminals_alone(scene: Scene) -> None:
+async def test_a_server_without_signals_cannot_interrupt_pipes(scene: Scene) -> None:
     session = scene.env.session
     session.features = msgspec.structs.replace(session.features, has_interrupt=False)
     process = await scene.started()
     with pytest.raises(Unsupported, match="process/signal: kill the process, or start it in a"):
         await process.interrupt()
-    process = await scene.started(tty=True)
-    await process.interrupt()
-    request = await scene.stream.next("process/write")
-    assert base64.b64decode(request["params"]["chunk"]) == b"\x03"
+
+
+# Capabilities, full input, and what is sent to a terminal.
+INTERRUPTS = [
+    (True, False, ("process/write", "Aw==")),
+    (False, False, ("process/write", "Aw==")),
+    (True, True, ("process/signal", "SIGINT")),
+    (False, True, ("process/signal", "interrupt")),
+]
+
+
+@pytest.mark.parametrize(("has_signals", "is_full", "sent"), INTERRUPTS)
+def test_a_terminal_is_interrupted_by_its_key_unless_its_input_is_stuck(
+    has_signals: bool, is_full: bool, sent: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @in_environment
+    async def test(scene: Scene) -> None:
+        features = scene.env.session.features
+        capabilities = msgspec.structs.replace(features.capabilities, process_signals=has_signals)
+        scene.env.session.features = msgspec.structs.replace(features, capabilities=capabilities)
+        process = await scene.started(tty=True)
+        if is_full:
+            monkeypatch.setattr(process_module, "UNACKNOWLEDGED_PIECES", 0)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(process.interrupt())
+            method, argument = sent
+            request = await scene.stream.next(method)
+            if method == "process/signal":
+                scene.stream.answer(request, {})
+        assert argument in request["params"].values()
+
+    test()

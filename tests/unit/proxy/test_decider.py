@@ -82,6 +82,32 @@ def test_allowed_name_is_looked_up_once() -> None:
     )
 
 
+def test_the_last_refused_hosts_are_remembered() -> None:
+    client = FakeClient(addresses=["10.0.0.1"])
+    policy = NetworkPolicy(launch(domains={"a.test": "allow", "bad.test": "deny"}))
+    decider = Decider("p", policy, client, client.resolve, lambda _: False)
+    assert decider.refusal is None
+
+    def ask(host: str) -> None:
+        asyncio.run(decider.decide(NetworkAccess("http", host, 80, "127.0.0.1:5", "GET")))
+
+    for host in ("a.test", "bad.test", "c.test", "a.test"):
+        ask(host)
+    assert decider.refusal == (
+        "the network proxy refuses bad.test:80 (a rule denies it), c.test:80 (no rule allows it), "
+        "a.test:80 (a.test leads to the local address 10.0.0.1: allowLocalBinding permits it)"
+    )
+    for number in range(module.MAX_REFUSED):
+        ask(f"{number}.test")
+    assert str(decider.refusal).count("no rule allows it") == module.MAX_REFUSED
+
+
+LITERAL = (
+    "Sandbox policy blocks local/private network addresses. "
+    "10.0.0.1 is a local address: allowLocalBinding or a rule for exactly it permits it."
+)
+
+
 def test_denied_and_unlisted_names_are_not_looked_up(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     client = FakeClient()
@@ -92,16 +118,29 @@ def test_denied_and_unlisted_names_are_not_looked_up(caplog: pytest.LogCaptureFi
     assert [record.getMessage() for record in caplog.records] == [
         "process p: http to bad.test:80 is refused: denied",
         "process p: http to a.test:80 is refused: not_allowed",
-        "process p: http to 10.0.0.1:80 is refused: not_allowed_local",
+        f"process p: http to 10.0.0.1:80 is refused: not_allowed_local ({LITERAL})",
     ]
 
 
 @pytest.mark.parametrize(
-    "addresses", [["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["::1"], ["fe80::1%lo"], []]
+    "addresses", [["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["::1"], ["fe80::1%lo"]]
 )
 def test_names_with_local_addresses_are_refused(addresses: list[str]) -> None:
     decision = FakeClient(addresses=addresses).decide("a.test")
-    assert decision == Decision("deny", "baseline_policy", "not_allowed_local")
+    message = (
+        "Sandbox policy blocks local/private network addresses. "
+        f"a.test leads to the local address {addresses[-1]}: allowLocalBinding permits it."
+    )
+    assert decision == Decision("deny", "baseline_policy", "not_allowed_local", message=message)
+
+
+def test_names_without_addresses_are_refused() -> None:
+    message = (
+        "Sandbox policy blocks local/private network addresses. "
+        "a.test has no address that this server finds."
+    )
+    decision = FakeClient(addresses=[]).decide("a.test")
+    assert decision == Decision("deny", "baseline_policy", "not_allowed_local", message=message)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::ffff:127.0.0.1", "::ffff:7f00:1", "0.0.0.0"])
@@ -321,7 +360,8 @@ def test_client_allows() -> None:
 def test_client_cannot_allow_local_addresses() -> None:
     client = FakeClient(_allow(), ["10.0.0.1"])
     decision = client.decide("a.test", domains=None, timeout=1000)
-    assert decision == Decision("deny", "baseline_policy", "not_allowed_local")
+    assert (decision.outcome, decision.reason) == ("deny", "not_allowed_local")
+    assert "a.test leads to the local address 10.0.0.1" in decision.message
     assert client.decide("10.0.0.1", domains=None, timeout=1000).reason == "not_allowed_local"
     assert len(client.asked) == 1
 

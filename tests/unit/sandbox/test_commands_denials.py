@@ -84,6 +84,14 @@ def test_without_a_report_there_is_none(policy: Policy, report: bytes) -> None:
     assert control.fileno() == -1
 
 
+def test_what_the_proxies_refuse_is_a_denial_of_a_failed_command() -> None:
+    rule = "the network proxy refuses a.test:443 (no rule allows it)"
+    line = "curl: (56) CONNECT tunnel failed, response 403"
+    denials = CommandDenials(_policy(network="proxied"), "/", lambda: rule)
+    assert denials.check(56, _output(line)) == (False, Denial(line, None, "network", rule))
+    assert denials.check(0, _output(line)) == (False, None)
+
+
 def test_a_report_may_be_missing_while_the_init_lives() -> None:
     control, init = socket.socketpair()
     denials = CommandDenials(_policy(), "/")

@@ -320,7 +320,7 @@ class _StderrCopy:
 
 
 def describe_denial(denials: CommandDenials, policy: Policy, code: int, stderr: bytes) -> str:
-    """One or two lines about a denied access; empty if none is found."""
+    """A few lines about a denied access; empty if none is found."""
 
     def explain(path: str, operation: Literal["read", "write"]) -> str | None:
         return explain_denial(policy, path, operation) or explain_denial(
@@ -330,7 +330,7 @@ def describe_denial(denials: CommandDenials, policy: Policy, code: int, stderr: 
     denial = denials.find(code, [OutputChunk(1, "stderr", stderr)], explain)
     if denial is None or (denial.text is None and denial.rule is None):
         return ""
-    if denial.rule is None:
+    if denial.rule is None and not denial.candidates:
         if code == EXIT_CANNOT_EXECUTE:
             return ""  # the program does not exist, with or without the sandbox
         return f"{_PREFIX}: no rule of the policy explains this error: {denial.text}\n"

@@ -41,7 +41,7 @@ _BACKLOG: Final = 128
 _RECEIVE: Final = 0xC050_2100
 _SEND: Final = 0xC018_2101
 _NOTIFICATION_BYTES: Final = 80
-_ID: Final = struct.Struct("=Q")
+_NOTIFICATION: Final = struct.Struct("=QI20xQ8xQ")  # id, thread, first and third argument
 _RESPONSE: Final = struct.Struct("=QqiI")  # id, value, negated error number, flags
 _SIGNAL_BYTES: Final = 128
 
@@ -87,12 +87,14 @@ class RefusalListener:
     A command without network waits for the init when it opens a socket of the internet, and gets
     EPERM, the error of all refused calls. So the denial is known, whatever the command prints.
     Other calls do not reach the listener: a refused `connect` to a unix socket is part of every
-    user look-up.
+    user look-up. A single socket of IPv6 without a protocol is not reported: libraries like urllib3
+    open one when they are loaded, to learn whether the machine has IPv6.
     """
 
     def __init__(self, descriptor: int, reporter: messages.Reporter) -> None:
         self._descriptor = descriptor
         self._reporter = reporter
+        self._probing = 0  # the thread that has opened the last socket of IPv6
 
     def wait_for(self, leader: int) -> int:
         """Answer calls and reap children until the leader has ended; returns its wait status."""
@@ -116,9 +118,13 @@ class RefusalListener:
         notification = bytearray(_NOTIFICATION_BYTES)
         with suppress(OSError):  # the caller was killed, or a signal has interrupted its call
             fcntl.ioctl(self._descriptor, _RECEIVE, notification)
+            number, thread, *arguments = _NOTIFICATION.unpack_from(notification)
+            family, protocol = (argument & 0xFFFF_FFFF for argument in arguments)
             # Before the answer, so that the server knows it before the command can end.
-            self._reporter.report_refusal()
-            (number,) = _ID.unpack_from(notification)
+            may_be_probe = family == socket.AF_INET6 and not protocol
+            if not may_be_probe or thread == self._probing:
+                self._reporter.report_refusal()
+            self._probing = thread
             fcntl.ioctl(self._descriptor, _SEND, _RESPONSE.pack(number, 0, -errno.EPERM, 0))
 
 

@@ -34,6 +34,18 @@ def test_a_denial_names_access_and_rule() -> None:
     assert second.startswith("exec-server: ")
 
 
+def test_several_denials_are_named_as_candidates() -> None:
+    policy = Policy((Rule("/", "read"),), (), "enabled")
+    stderr = b"mv: cannot move '/etc/a' to '/etc/b': Read-only file system\n"
+    assert _describe(policy, 1, stderr).splitlines() == [
+        "exec-server: denied: one of these",
+        "exec-server: - write /etc/a (no policy entry allows writing here; the closest one is: "
+        "read /)",
+        "exec-server: - write /etc/b (no policy entry allows writing here; the closest one is: "
+        "read /)",
+    ]
+
+
 def test_a_denial_of_a_successful_command_is_explained() -> None:
     policy = Policy((Rule("/", "read"),), (), "enabled")
     stderr = b"touch: cannot touch '/etc/x': Read-only file system\nbut all is well\n"

@@ -423,8 +423,8 @@ NO_NETWORK = "network access is restricted"
 def test_refused_network_is_told_with_its_message(line: str, code: int) -> None:
     output = f"starting\n{line}\nIt has failed.\n"
     expected = Denial(line, None, "network", NO_NETWORK)
-    assert told(output, code=code, is_network_refused=True) == expected
-    assert told(output, code=code, is_network_refused=True, stream="pty") == expected
+    assert told(output, code=code, network_rule=NO_NETWORK) == expected
+    assert told(output, code=code, network_rule=NO_NETWORK, stream="pty") == expected
 
 
 def test_no_text_makes_the_network_refused() -> None:
@@ -435,17 +435,17 @@ def test_no_text_makes_the_network_refused() -> None:
 
 def test_refused_network_needs_no_message() -> None:
     expected = Denial(None, None, "network", NO_NETWORK)
-    assert told("", code=0, is_network_refused=True) == expected
-    assert told("it failed\n", is_network_refused=True) == expected
-    assert told("the sandbox says no\n", is_network_refused=True) == expected
+    assert told("", code=0, network_rule=NO_NETWORK) == expected
+    assert told("it failed\n", network_rule=NO_NETWORK) == expected
+    assert told("the sandbox says no\n", network_rule=NO_NETWORK) == expected
 
 
 def test_last_of_two_messages_is_taken() -> None:
     file = "touch: cannot touch '/etc/network/x': Read-only file system"
     network = "curl: (6) Could not resolve host: example.com"
-    denial = told(f"{network}\n{file}\n", is_network_refused=True)
+    denial = told(f"{network}\n{file}\n", network_rule=NO_NETWORK)
     assert denial == Denial(file, "/etc/network/x", "write", "read /")
-    denial = told(f"{file}\n{network}\n", is_network_refused=True)
+    denial = told(f"{file}\n{network}\n", network_rule=NO_NETWORK)
     assert denial == Denial(network, None, "network", NO_NETWORK)
 
 
@@ -511,7 +511,7 @@ def test_hostile_output_does_not_take_long(piece: str) -> None:
     assert time.process_time() - started < 0.5
     started = time.process_time()
     told(data, code=0)
-    told(data, code=0, is_network_refused=True)
+    told(data, code=0, network_rule=NO_NETWORK)
     assert time.process_time() - started < 0.1
 
 
@@ -540,5 +540,8 @@ def test_denial_is_only_written_where_there_is_one() -> None:
     text = b'{"text":"x: /y: Permission denied","path":"/y","operation":"read","rule":null}'
     exited = msgspec.structs.replace(exited, sandbox_denial=denial)
     assert msgspec.json.encode(exited).endswith(b',"sandboxDenial":%b}' % text)
+    either = msgspec.structs.replace(denial, candidates=(denial, denial))
+    assert msgspec.json.encode(either) == b'%b,"candidates":[%b,%b]}' % (text[:-1], text, text)
+    assert msgspec.json.decode(msgspec.json.encode(either), type=Denial) == either
     result = ReadResult(**(read | {"sandbox_denied": True, "sandbox_denial": denial}))
     assert msgspec.json.encode(result).endswith(b',"sandboxDenial":%b}' % text)

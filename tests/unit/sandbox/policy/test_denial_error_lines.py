@@ -9,9 +9,9 @@ import pytest
 from exec_server.sandbox.policy import denial
 from exec_server.sandbox.policy.denial import (
     ERROR_PHRASES,
-    certain_names,
     find_error,
-    last_lines,
+    find_names,
+    last_messages,
     likely_names,
     lines_with,
     names_above,
@@ -64,8 +64,8 @@ def test_errors_are_found_by_their_text(line: str, error: tuple[int, int] | None
         ("nothing here: x", []),
     ],
 )
-def test_certain_names(line: str, names: list[str]) -> None:
-    assert certain_names(line) == names
+def test_find_names(line: str, names: list[str]) -> None:
+    assert find_names(line).names == names
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_of_a_long_line_the_part_around_the_phrase_is_taken() -> None:
     assert line == "a" * half + "!" + "b" * (half - 1)
 
 
-def test_last_lines() -> None:
-    assert last_lines(b"1\n\n2\r\n\x1b[1m3\x1b[0m\n\n", 2) == ["2", "3"]
-    assert last_lines(b"", 2) == []
-    assert len(last_lines(b"x" * 100_000, 2)[0]) == denial.LINE_BYTES
+def test_last_messages() -> None:
+    assert last_messages(b"1\n\n2\r\n\x1b[1m3\x1b[0m\n\n", 2) == ["2", "3"]
+    assert last_messages(b"", 2) == []
+    assert len(last_messages(b"x" * 100_000, 2)[0]) == denial.LINE_BYTES

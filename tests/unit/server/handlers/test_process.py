@@ -71,7 +71,9 @@ class Commands:
         *,
         is_proxied: bool = False,
         read_only: Sequence[str] = (),
+        refused: Callable[[], str | None],
     ) -> LaunchMode:
+        assert refused() is None
         self.asked.append((cwd, dict(env)))
         return LaunchMode(self._spawn, lambda code, output: (code == 7, None))
 
