@@ -6,12 +6,20 @@ import os
 import random
 import shutil
 import subprocess
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
+from tests.support.client_targets import ClientTarget
+from tests.support.trees import tree, write_files
 
+from exec_server import Entry, Environment
 from exec_server.client.transfer.exclusion import TreeFilter
+from exec_server.client.transfer.remote_tree import RemoteTree
+from exec_server.errors import Unsupported
 
 NEEDS_GIT = pytest.mark.skipif(shutil.which("git") is None, reason="no git to compare with")
 # Parts of random patterns, and names that they match or nearly match.
@@ -91,3 +99,123 @@ def test_patterns_match_as_those_of_git(tmp_path: Path) -> None:
     for text in [*CHOSEN, *rounds, *map("".join, pairwise(rounds))]:
         (tmp_path / ".gitignore").write_bytes(text.encode())
         assert _we_ignore(text.encode(), entries) == _git_ignores(tmp_path, entries), repr(text)
+
+
+def make_project(top: Path) -> None:
+    """A project with things that are not to be copied."""
+    write_files(
+        top,
+        {
+            ".gitignore": "*.log\n/build/\n!keep.log\n",
+            "src/a.py": "a",
+            "src/a.pyc": "a",
+            "src/.gitignore": "*.pyc\n",
+            "src/debug.log": "x",
+            "src/build/kept": "x",
+            "build/.gitignore": "!*",
+            "build/out": "x",
+            "keep.log": "x",
+            "node_modules/x/index.js": "x",
+            ".git/HEAD": "x",
+            "b\n.log": "x",
+            "b\n": "x",
+        },
+    )
+    (top / os.fsdecode(b"\xff")).mkdir()
+    (top / os.fsdecode(b"\xff/\xfe")).write_text("x")
+    (top / os.fsdecode(b"\xff/x.log")).write_text("x")
+    (top / "empty").mkdir()
+    (top / "link.log").symlink_to("keep.log")
+    (top / "link").symlink_to("src")
+
+
+KEPT = {
+    *(".gitignore", "src", "src/a.py", "src/.gitignore", "src/build", "src/build/kept"),
+    *("keep.log", "b\n", os.fsdecode(b"\xff"), os.fsdecode(b"\xff/\xfe"), "empty", "link"),
+}
+
+
+def paths_below(top: Path) -> set[str]:
+    return {str(path.relative_to(top)) for path in top.rglob("*")}
+
+
+@pytest.mark.quick
+def test_excluded_entries_are_not_copied(there: ClientTarget, tmp_path: Path) -> None:
+    make_project(tmp_path / "a")
+
+    async def scene(env: Environment) -> None:
+        names: dict[str, Any] = {
+            "exclude": ["node_modules/"],
+            "exclude_vcs": True,
+            "gitignore": True,
+        }
+        sent = await env.files.upload(tmp_path / "a", tmp_path / "b", **names)
+        got = await env.files.download(tmp_path / "a", tmp_path / "c", **names)
+        assert (got.files, got.directories, got.links) == (sent.files, sent.directories, sent.links)
+        await env.files.download(tmp_path / "a", tmp_path / "d", exclude=["*", "!src", "!*.py"])
+        (tmp_path / "link").symlink_to("a")
+        await env.files.download(tmp_path / "link", tmp_path / "e", exclude=["*", "!empty"])
+        # The top itself is never excluded.
+        await env.files.upload(tmp_path / "a/keep.log", tmp_path / "f", exclude=["*"])
+        await env.files.download(tmp_path / "a/keep.log", tmp_path / "g", exclude=["*"])
+        for name in ("upload", "download"):
+            with pytest.raises(TypeError, match="exclude must be a list of patterns"):
+                await getattr(env.files, name)(tmp_path / "a", tmp_path / "x", exclude="*.py")
+
+    there.play(scene)
+    assert paths_below(tmp_path / "b") == paths_below(tmp_path / "c") == KEPT
+    assert tree(tmp_path / "b") == tree(tmp_path / "c")
+    assert paths_below(tmp_path / "d") == {"src", "src/a.py"}
+    assert paths_below(tmp_path / "e") == {"empty"}
+    assert (tmp_path / "f").exists()
+    assert (tmp_path / "g").exists()
+
+
+def test_an_ignore_file_that_is_a_link_or_unreadable(there: ClientTarget, tmp_path: Path) -> None:
+    """A link is not followed, as in git; what cannot be judged is not copied."""
+    top = tmp_path / "a"
+    write_files(top, {"huge/.gitignore": "x\n" * 200_000, "huge/x": "", "ok/x": "", "rules": "x\n"})
+    (top / ".gitignore").symlink_to("rules")
+
+    async def scene(env: Environment) -> None:
+        sent = await env.files.upload(top, tmp_path / "b", gitignore=True, check=False)
+        got = await env.files.download(top, tmp_path / "c", gitignore=True, check=False)
+        assert [each.path for each in (*sent.failed, *got.failed)] == ["huge", "huge"]
+
+    there.play(scene)
+    for name in ("b", "c"):
+        assert paths_below(tmp_path / name) - {"huge"} == {"ok", "ok/x", "rules", ".gitignore"}
+
+
+def test_exclusions_without_find(ours: ClientTarget, tmp_path: Path) -> None:
+    """Without find, directories are listed one by one, and excluded ones are not."""
+    make_project(tmp_path / "a")
+    (tmp_path / "a" / os.fsdecode(b"\xff/\xfe")).unlink()
+    (tmp_path / "a" / os.fsdecode(b"\xff/x.log")).unlink()
+    (tmp_path / "a" / os.fsdecode(b"\xff")).rmdir()
+    closed = tmp_path / "a/node_modules/x"
+    listed: list[str] = []
+
+    async def scene(env: Environment) -> None:
+        async def no_find(self: RemoteTree, *_: object) -> None:
+            raise Unsupported("find", "none")
+
+        walk = env.files.walk
+
+        def noted(path: str, **options: Any) -> AsyncIterator[Entry]:
+            listed.append(path)
+            return walk(path, **options)
+
+        with (
+            mock.patch.object(RemoteTree, "_scan_with_find", no_find),
+            mock.patch.object(env.files, "walk", noted),
+        ):
+            await env.files.download(
+                *(tmp_path / "a", tmp_path / "b"), exclude=["node_modules/", ".git"], gitignore=True
+            )
+
+    ours.play(scene)
+    links = {"link", os.fsdecode(b"\xff"), os.fsdecode(b"\xff/\xfe")}
+    assert paths_below(tmp_path / "b") == KEPT - links
+    assert str(closed.parent) not in listed
+    assert str(tmp_path / "a/src") in listed

@@ -26,7 +26,7 @@ from exec_server import Environment, NotAllCopied, NotFound, Progress, RpcError,
 from exec_server.client import commands
 from exec_server.client.transfer import plan as transfer_module
 from exec_server.client.transfer import upload as upload_module
-from exec_server.client.transfer.download import FIND_FORMAT, Download, Listing
+from exec_server.client.transfer.remote_tree import FIND_FORMAT, Listing, RemoteTree
 from exec_server.errors import InvalidRequest
 
 MIB = 1_048_576
@@ -281,14 +281,14 @@ def test_failed_downloads_leave_no_part_without_content(
             await env.files.download(tmp_path / "a", tmp_path / "no" / "c")
         assert missing.value.filename == str(tmp_path / "no" / "c")
         # It is gone when it is to be read.
-        scan = Download._scan
+        scan = RemoteTree.scan
 
         async def scan_and_remove(*args: object, **options: object) -> object:
             found = await scan(*args, **options)  # type: ignore[arg-type]
             (tmp_path / "a").unlink()
             return found
 
-        monkeypatch.setattr(Download, "_scan", scan_and_remove)
+        monkeypatch.setattr(RemoteTree, "scan", scan_and_remove)
         with pytest.raises(NotFound, match=f"{tmp_path}/a: No such file"):
             await env.files.download(tmp_path / "a", tmp_path / "c")
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, overload
 
 from exec_server.client.arguments import decoded, encoded
-from exec_server.client.commands import SystemCommands
+from exec_server.client.commands import HELPER_OUTPUT_BYTES, SystemCommands
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import (
     AlreadyExists,
@@ -40,6 +40,7 @@ from exec_server.client.exceptions import (
     path_error,
 )
 from exec_server.client.results import Entry, NotCopied, Progress, Result, Stat, Transfer
+from exec_server.client.transfer.exclusion import VCS_PATTERNS, TreeFilter
 from exec_server.client.transfer.local_directory import pread
 from exec_server.client.transfer.open_file import BLOCK_BYTES, FileReader, FileWriter
 from exec_server.errors import ConnectionLost, ExecServerError, RpcError, Unsupported
@@ -108,7 +109,11 @@ class RemoteFiles(Protocol):
     async def stat(self, path: str) -> Stat: ...
 
     def walk(
-        self, path: str, *, on_error: Callable[[RpcError], None] | None = None
+        self,
+        path: str,
+        *,
+        on_error: Callable[[RpcError], None] | None = None,
+        depth: int | None = None,
     ) -> AsyncIterator[Entry]: ...
 
     async def realpath(self, path: str) -> str: ...
@@ -152,14 +157,27 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CopyOptions:
-    """`keep_times` sets modification times; `sync` skips files that are equal by this measure."""
+    """`keep_times` sets modification times; `sync` skips files that are equal by this measure.
+
+    `exclude` has patterns; `exclude_vcs` adds those of version control, `gitignore` those of the
+    source's ignore files.
+    """
 
     keep_times: bool = False
     sync: Literal["time", "checksum"] | None = None
+    exclude: Iterable[str] = ()
+    exclude_vcs: bool = False
+    gitignore: bool = False
 
     def __post_init__(self) -> None:
         if self.sync not in (None, "time", "checksum"):
             raise ValueError(f"sync must be 'time' or 'checksum', not {self.sync!r}")
+
+    def tree_filter(self) -> TreeFilter | None:
+        """A new filter, None if nothing is excluded; raises InvalidRequest for huge patterns."""
+        patterns = [*(VCS_PATTERNS if self.exclude_vcs else ()), *self.exclude]
+        is_needed = patterns or self.gitignore
+        return TreeFilter(patterns, gitignore=self.gitignore) if is_needed else None
 
 
 class Tally:
@@ -240,7 +258,9 @@ class TreeCopy:
     ) -> None:
         """With a `session`, many small files travel in one request."""
         self._options = options or CopyOptions()
-        self._session = session if self._options == CopyOptions() else None
+        is_plain = not self._options.keep_times and self._options.sync is None
+        self._session = session if is_plain else None
+        self._filter = self._options.tree_filter()
         self._files = files
         self._commands = commands
         self._sandbox = sandbox
@@ -345,12 +365,19 @@ def join(top: str, path: str) -> str:
 
 
 async def run_xargs(
-    commands: SystemCommands, argv: Sequence[str], paths: Iterable[str], sandbox: Sandbox | None
+    commands: SystemCommands,
+    argv: Sequence[str],
+    paths: Iterable[str],
+    sandbox: Sandbox | None,
+    *,
+    output_limit: int = HELPER_OUTPUT_BYTES,
 ) -> Result:
     """Run a command with any number of further arguments, through xargs."""
     data = b"".join(encoded(path) + b"\0" for path in paths)
     words = ["xargs", "-0", *argv]
-    return await commands.run(words, input=data, env={"LC_ALL": "C"}, sandbox=sandbox)
+    return await commands.run(
+        words, input=data, env={"LC_ALL": "C"}, sandbox=sandbox, output_limit=output_limit
+    )
 
 
 def is_final(error: Exception) -> bool:

@@ -15,6 +15,7 @@ from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.results import Stat, Transfer
 from exec_server.client.transfer.batches import FILE_BYTES, FileBatch, for_each_batch
 from exec_server.client.transfer.batches import write as write_batch
+from exec_server.client.transfer.exclusion import IGNORE_FILE, IGNORE_FILE_BYTES, TreeFilter
 from exec_server.client.transfer.local_directory import file_mode, link_target, pread
 from exec_server.client.transfer.open_file import WRITE_BYTES
 from exec_server.client.transfer.plan import (
@@ -112,7 +113,7 @@ class Upload(TreeUpload):
 
     async def copy(self, source: str, target: str) -> Transfer:
         """Copy the tree; raises OSError if its top cannot be read."""
-        items = await asyncio.to_thread(_scan, source, self._fail)
+        items = await asyncio.to_thread(_scan, source, self._fail, self._filter)
         for item in items:
             if item.kind == "?":
                 self._fail(item.path, OSError(errno.EINVAL, SPECIAL, join(source, item.path)))
@@ -276,13 +277,15 @@ class _Interrupted(ExecServerError):
         self.reached = reached
 
 
-def _scan(top: str, fail: Callable[[str, OSError], None]) -> list[Item]:
+def _scan(
+    top: str, fail: Callable[[str, OSError], None], tree_filter: TreeFilter | None = None
+) -> list[Item]:
     """The tree, each directory before its entries; a symlink at the top counts as its target.
 
     `fail` is called for an unreadable entry, and raises if that is the top.
     """
     items = []
-    for path, metadata in _walk(top, fail):
+    for path, metadata in _walk(top, fail, tree_filter):
         kind = _KINDS.get(stat.S_IFMT(metadata.st_mode), "?")
         try:
             target = link_target(join(top, path)) if kind == "l" else ""
@@ -297,7 +300,9 @@ def _scan(top: str, fail: Callable[[str, OSError], None]) -> list[Item]:
     return items
 
 
-def _walk(top: str, fail: Callable[[str, OSError], None]) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(
+    top: str, fail: Callable[[str, OSError], None], tree_filter: TreeFilter | None
+) -> Iterator[tuple[str, os.stat_result]]:
     metadata = os.stat(top)
     yield "", metadata
     unvisited = [""] if stat.S_ISDIR(metadata.st_mode) else []
@@ -306,19 +311,42 @@ def _walk(top: str, fail: Callable[[str, OSError], None]) -> Iterator[tuple[str,
         try:
             with os.scandir(join(top, directory)) as listing:
                 entries = sorted(listing, key=lambda entry: entry.name)
+            if tree_filter is not None:
+                _enter(tree_filter, directory, entries)
         except OSError as error:
             fail(directory, error)
             continue
         for entry in entries:
             path = f"{directory}/{entry.name}" if directory else entry.name
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if tree_filter is not None and tree_filter.excludes(path, is_directory=is_directory):
+                continue
             try:
                 metadata = entry.stat(follow_symlinks=False)
             except OSError as error:
                 fail(path, error)
                 continue
             yield path, metadata
-            if entry.is_dir(follow_symlinks=False):
+            if is_directory:
                 unvisited.append(path)
+
+
+def _enter(tree_filter: TreeFilter, directory: str, entries: list[os.DirEntry[str]]) -> None:
+    """Read the ignore file of a directory; raises OSError, also for one with hostile patterns."""
+    content = b""
+    for entry in entries:
+        is_wanted = entry.name == IGNORE_FILE and entry.is_file(follow_symlinks=False)
+        if is_wanted and tree_filter.reads_ignore_file(directory):
+            with open(entry.path, "rb", buffering=0, opener=_open_plain) as file:
+                content = file.read(IGNORE_FILE_BYTES + 1)
+    try:
+        tree_filter.enter(directory, content)
+    except InvalidRequest as error:
+        raise OSError(errno.EINVAL, str(error), directory) from None
+
+
+def _open_plain(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 def _version(metadata: os.stat_result) -> str:
