@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         GrepMatch,
         Line,
         NotCopied,
+        Planned,
         Progress,
         Response,
         Result,
@@ -130,6 +131,7 @@ __all__ = [
     "OutputLimit",
     "PatternNotFound",
     "PermissionDenied",
+    "Planned",
     "PortError",
     "PortForward",
     "Process",
@@ -179,8 +181,8 @@ _MODULES = {
     "client.process": ("DetachedProcess", "Process"),
     "client.results": (
         *("ChangedFile", "Chunk", "DiskUsage", "Entry", "FileChange", "FileContent", "Found"),
-        *("GrepMatch", "Line", "NotCopied", "Progress", "Response", "Result", "RunProgress"),
-        *("Stat", "Transfer"),
+        *("GrepMatch", "Line", "NotCopied", "Planned", "Progress", "Response", "Result"),
+        *("RunProgress", "Stat", "Transfer"),
     ),
 }
 

@@ -24,8 +24,8 @@ from tests.support.trees import make_tree, tree
 
 from exec_server import Environment, NotAllCopied, NotFound, Progress, RpcError, Transfer
 from exec_server.client import commands
+from exec_server.client.transfer import local_scan
 from exec_server.client.transfer import plan as transfer_module
-from exec_server.client.transfer import upload as upload_module
 from exec_server.client.transfer.remote_tree import FIND_FORMAT, Listing, RemoteTree
 from exec_server.errors import InvalidRequest
 
@@ -203,7 +203,7 @@ def test_a_large_file_goes_on_where_it_ended(there: ClientTarget, tmp_path: Path
 def test_a_part_of_something_else_is_not_gone_on_with(there: ClientTarget, tmp_path: Path) -> None:
     data = os.urandom(5 * MIB)
     (tmp_path / "a").write_bytes(data)
-    [item] = upload_module._scan(str(tmp_path / "a"), fail)
+    [item] = local_scan.scan(str(tmp_path / "a"), fail)
     Path(transfer_module.part_path(str(tmp_path / "b"), item)).write_bytes(bytes(MIB))
 
     async def scene(env: Environment) -> None:

@@ -42,7 +42,6 @@ MAX_LINES = 900
 SMALL_LINES = 120
 SMALL_MODULES = {
     "adapters.snapshot_archive": "pure: its tests run without the framework",
-    "client.transfer.posix_directory": "one of two platforms; `local_directory` picks",
     "hosting.envelope": "pure, with tests of its own",
     "registry.sigv4": "imports botocore, on demand",
 }

@@ -750,6 +750,8 @@ class Files:
         exclude: Iterable[str] = (),
         exclude_vcs: bool = False,
         gitignore: bool = False,
+        delete: bool = False,
+        dry_run: bool = False,
     ) -> Transfer:
         """Copy a local file or directory to a path of the server's machine.
 
@@ -763,7 +765,9 @@ class Files:
 
         `exclude` has patterns as in a .gitignore file at the top, for entries that are not copied.
         `exclude_vcs` excludes the directories of version control, such as .git, and `gitignore`
-        what the .gitignore files of the tree name.
+        what the .gitignore files of the tree name. With `sync`, `delete` removes from the copy what
+        the source has not, unless it is excluded; if an entry cannot be copied, nothing is removed.
+        `dry_run` changes nothing: `planned` of the result says what a copy would do.
 
         If an entry of a tree cannot be copied, the others are. At the end NotAllCopied is raised
         or, without `check`, the entry is only named in `failed`. Raises RpcError or OSError if
@@ -772,7 +776,7 @@ class Files:
         from exec_server.client.transfer.upload import Upload  # slow to import
 
         patterns = pattern_list(exclude)
-        options = CopyOptions(keep_times, sync, patterns, exclude_vcs, gitignore)
+        options = CopyOptions(keep_times, sync, patterns, exclude_vcs, gitignore, delete, dry_run)
         session = self._batch_session()
         upload = Upload(self, self._commands, progress, self._sandbox, options, session=session)
         done = await upload.copy(local_path(local), self._paths.absolute(remote, "remote"))
@@ -790,12 +794,14 @@ class Files:
         exclude: Iterable[str] = (),
         exclude_vcs: bool = False,
         gitignore: bool = False,
+        delete: bool = False,
+        dry_run: bool = False,
     ) -> Transfer:
         """Copy a file or directory of the server's machine to a local path, as `upload` does."""
         from exec_server.client.transfer.download import Download  # slow to import
 
         patterns = pattern_list(exclude)
-        options = CopyOptions(keep_times, sync, patterns, exclude_vcs, gitignore)
+        options = CopyOptions(keep_times, sync, patterns, exclude_vcs, gitignore, delete, dry_run)
         session = self._batch_session()
         download = Download(self, self._commands, progress, self._sandbox, options, session=session)
         done = await download.copy(self._paths.absolute(remote, "remote"), local_path(local))

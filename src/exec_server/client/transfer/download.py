@@ -25,13 +25,15 @@ from exec_server.client.results import Progress, Transfer
 from exec_server.client.transfer.batches import FileBatch, for_each_batch
 from exec_server.client.transfer.batches import read as read_batch
 from exec_server.client.transfer.local_directory import Directory, pwrite, set_file_mode
+from exec_server.client.transfer.local_scan import scan
+from exec_server.client.transfer.mirror import Extra, Item, check_not_root, extra_entries
 from exec_server.client.transfer.plan import (
     CHANGED,
     SMALL_BYTES,
     SPECIAL,
     CopyOptions,
-    Item,
     RemoteFiles,
+    Tally,
     TreeCopy,
     for_each,
     join,
@@ -207,6 +209,14 @@ class LocalTree:
         with self._named(item.path), self._parent(item.path) as (directory, name):
             directory.remove(part_path(name, item))
 
+    def remove(self, item: Item) -> None:
+        """Remove an entry that is there, or an empty directory."""
+        with self._named(item.path), self._parent(item.path) as (directory, name):
+            if item.kind == "d":
+                directory.remove_directory(name)
+            else:
+                directory.remove(name)
+
     def make_symlinks(self, items: Iterator[Item], fail: Callable[[str, OSError], None]) -> None:
         """Make symlinks, which replace files and other symlinks; `fail` is called for errors."""
         for item in items:
@@ -363,21 +373,50 @@ class Download(TreeCopy):
     async def copy(self, source: str, target: str) -> Transfer:
         """Copy the tree; raises OSError if its top cannot be written."""
         metadata = await self._files.stat(source)  # raises NotFound, the clearest error
-        listing = await self._tree.scan(source, self._filter, is_directory=metadata.is_directory)
+        listing = await self._tree.scan(
+            *(source, self._filter),
+            is_directory=metadata.is_directory,
+            needs_find=self._options.delete,
+        )
         top = next(iter(listing))
         if top.kind == "l":  # the server has followed it before
             raise InvalidRequest(f"{source}: {CHANGED}")
         for item in listing.of_kind("".join(set(listing.kinds) - set("fdl"))):
             error = InvalidRequest(f"{join(source, item.path)}: {SPECIAL}")
             self._fail(item.path, error)
+        extra = await self._find_extra(listing, target, is_directory=top.kind == "d")
+
+        async def is_unchanged(item: Item) -> bool:
+            return await self._is_unchanged(item, join(target, item.path), join(source, item.path))
+
+        if self._options.dry_run:
+            return await self._plan(self._not_failed(listing), extra, is_unchanged)
         self._tally.expect(self._not_failed(listing.of_kind("f")))
         tree = LocalTree(target, is_directory=top.kind == "d", is_ambiguous=listing.is_ambiguous)
+
+        async def remove(item: Item) -> None:
+            await asyncio.to_thread(tree.remove, item)
+
         try:
             await asyncio.to_thread(tree.open)
+            await self._delete(extra.in_the_way, remove)
             await self._fill(tree, listing, source, target)
+            await self._delete_others(extra.others, remove)
         finally:
             tree.close()
         return self._tally.result(self._not_failed(listing.of_kind("dl")))
+
+    async def _find_extra(self, listing: Listing, target: str, *, is_directory: bool) -> Extra:
+        """What the target has and the source has not; nothing unless it is to be deleted."""
+        excluded = self._end_of_source()
+        is_possible = self._may_delete(is_directory=is_directory)
+        if not is_possible or not await asyncio.to_thread(os.path.isdir, target):
+            return Extra.nothing(excluded)
+        check_not_root(await asyncio.to_thread(os.path.realpath, target), target)
+        tally = Tally(None)
+        existing = await asyncio.to_thread(scan, target, tally.fail, self._filter)
+        self._tally.left_out += (f"deletions: {each.error}" for each in tally.failed)
+        return extra_entries(listing, existing, self._kept(tally), excluded)
 
     async def _fill(self, tree: LocalTree, listing: Listing, source: str, target: str) -> None:
         """Create all entries: directories, then files, then symlinks."""
@@ -425,14 +464,18 @@ class Download(TreeCopy):
         await for_each_batch(self._not_failed(listing.of_kind("f")), source, fetch)
         return copied
 
+    async def _is_unchanged(self, item: Item, target: str, source: str) -> bool:
+        if self._options.sync is None:
+            return False
+        existing = await asyncio.to_thread(_size_and_time, target)
+        return await self._is_equal(item, existing, target, source)
+
     async def _fetch_if_changed(
         self, tree: LocalTree, item: Item, target: str, source: str
     ) -> None:
-        if self._options.sync is not None:
-            existing = await asyncio.to_thread(_size_and_time, target)
-            if await self._is_equal(item, existing, target, source):
-                self._tally.resume(item.path, item.size)
-                return
+        if await self._is_unchanged(item, target, source):
+            self._tally.resume(item.path, item.size)
+            return
         await self._fetch(tree, item, source)
         if self._options.keep_times:
             await asyncio.to_thread(_set_time, target, item.time_ns)

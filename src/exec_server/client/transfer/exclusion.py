@@ -170,6 +170,7 @@ class TreeFilter:
 
     def __init__(self, patterns: Sequence[str], *, gitignore: bool) -> None:
         """Raises InvalidRequest for too many or too long patterns."""
+        self.excluded: list[str] | None = None  # entries that were excluded, if it is a list
         self._first = Patterns(map(encoded, patterns))
         self._gitignore = gitignore
         self._directories: dict[str, tuple[_Layer, ...]] = {}
@@ -218,6 +219,8 @@ class TreeFilter:
         for layer in self._directories[directory]:
             verdict = layer.patterns.verdict(layer.state, whole, is_directory=is_directory)
             if verdict is not None:
+                if verdict and self.excluded is not None:
+                    self.excluded.append(path)
                 return verdict
         return False
 

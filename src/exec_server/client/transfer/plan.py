@@ -23,7 +23,8 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, overload
+from itertools import groupby
+from typing import Any, Final, Literal, Protocol, TypeVar, overload
 
 from exec_server.client.arguments import decoded, encoded
 from exec_server.client.commands import HELPER_OUTPUT_BYTES, SystemCommands
@@ -40,8 +41,9 @@ from exec_server.client.exceptions import (
     path_error,
 )
 from exec_server.client.results import Entry, NotCopied, Progress, Result, Stat, Transfer
-from exec_server.client.transfer.exclusion import VCS_PATTERNS, TreeFilter
+from exec_server.client.transfer.exclusion import VCS_PATTERNS, TreeFilter, ancestors
 from exec_server.client.transfer.local_directory import pread
+from exec_server.client.transfer.mirror import Extra, Item, depth, plan_of
 from exec_server.client.transfer.open_file import BLOCK_BYTES, FileReader, FileWriter
 from exec_server.errors import ConnectionLost, ExecServerError, RpcError, Unsupported
 from exec_server.protocol.sandbox import Sandbox
@@ -62,6 +64,8 @@ _NAME_BYTES: Final = 255
 
 SPECIAL: Final = "neither file, directory nor symlink"
 CHANGED: Final = "the file was changed while it was copied"
+_NOT_READ: Final = "deletions: none, because a part of the source could not be read"
+_NOT_COPIED: Final = "deletions: none, because not everything could be copied"
 
 # With a full disk every further file would fail.
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -129,38 +133,12 @@ class RemoteFiles(Protocol):
     async def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> None: ...
 
 
-class Item(NamedTuple):
-    """An entry of a tree; `path` is relative to the top, and empty for the top itself."""
-
-    path: str
-    kind: str  # as in `find -printf %y`: f, d, l or another letter
-    mode: int | None
-    size: int
-    modified: str  # a version: it changes with the content
-    target: str = ""  # of a symlink
-
-    @property
-    def time_ns(self) -> int:
-        """The modification time in nanoseconds since 1970."""
-        *_, word = self.modified.split()
-        if " " in self.modified:
-            return int(word)
-        seconds, _, fraction = word.removeprefix("-").partition(".")
-        nanoseconds = int(seconds) * 1_000_000_000 + int(fraction[:9].ljust(9, "0"))
-        return -nanoseconds if word.startswith("-") else nanoseconds
-
-    @property
-    def time(self) -> float:
-        """The modification time in seconds since 1970, to about 200 ns."""
-        return self.time_ns / 1e9
-
-
 @dataclass(frozen=True, slots=True)
 class CopyOptions:
     """`keep_times` sets modification times; `sync` skips files that are equal by this measure.
 
     `exclude` has patterns; `exclude_vcs` adds those of version control, `gitignore` those of the
-    source's ignore files.
+    source's ignore files. `delete` removes what the source has not; `dry_run` only tells.
     """
 
     keep_times: bool = False
@@ -168,8 +146,12 @@ class CopyOptions:
     exclude: Iterable[str] = ()
     exclude_vcs: bool = False
     gitignore: bool = False
+    delete: bool = False
+    dry_run: bool = False
 
     def __post_init__(self) -> None:
+        if self.delete and self.sync is None:
+            raise ValueError("delete needs sync='time' or sync='checksum'")
         if self.sync not in (None, "time", "checksum"):
             raise ValueError(f"sync must be 'time' or 'checksum', not {self.sync!r}")
 
@@ -192,6 +174,7 @@ class Tally:
         self._files = 0
         self.left_out: list[str] = []
         self.failed: list[NotCopied] = []
+        self.deleted: list[str] = []
 
     def expect(self, items: Iterable[Item]) -> None:
         """Set the totals to those of all items."""
@@ -240,6 +223,7 @@ class Tally:
             resumed_bytes=self._resumed,
             left_out=tuple(self.left_out),
             failed=tuple(self.failed),
+            deleted=tuple(self.deleted),
         )
 
 
@@ -260,7 +244,10 @@ class TreeCopy:
         self._options = options or CopyOptions()
         is_plain = not self._options.keep_times and self._options.sync is None
         self._session = session if is_plain else None
+        self._batch_session = session
         self._filter = self._options.tree_filter()
+        if self._filter is not None and (self._options.delete or self._options.dry_run):
+            self._filter.excluded = []
         self._files = files
         self._commands = commands
         self._sandbox = sandbox
@@ -276,6 +263,77 @@ class TreeCopy:
         if path not in self._failed:
             self._failed.add(path)
             self._tally.fail(path, error)
+
+    def _end_of_source(self) -> list[str]:
+        """The excluded entries of the source; from now on the filter notes those of the target."""
+        if self._filter is None or self._filter.excluded is None:
+            return []
+        excluded, self._filter.excluded = self._filter.excluded, []
+        return excluded
+
+    def _may_delete(self, *, is_directory: bool) -> bool:
+        """Whether entries of the target are to be deleted: the source must be known completely."""
+        if not self._options.delete or not is_directory:
+            return False
+        if self._tally.failed:
+            self._tally.left_out.append(_NOT_READ)
+        return not self._tally.failed
+
+    def _kept(self, target: Tally) -> set[str]:
+        """Paths of the target that are not deleted: those above excluded and unreadable entries."""
+        excluded = (self._filter.excluded if self._filter is not None else None) or ()
+        unreadable = {each.path for each in target.failed}
+        return unreadable | ancestors((*excluded, *unreadable))
+
+    async def _delete(
+        self, items: Iterable[Item], remove: Callable[[Item], Awaitable[None]]
+    ) -> None:
+        """Delete entries of the target, the deepest ones first."""
+
+        async def delete(item: Item) -> None:
+            try:
+                await remove(item)
+            except (RpcError, SandboxDenied, OSError) as error:
+                self._tally.fail(item.path, error)
+            else:
+                self._tally.deleted.append(item.path)
+
+        for _, level in groupby(items, depth):
+            await for_each(list(level), delete)
+
+    async def _delete_others(
+        self, items: list[Item], remove: Callable[[Item], Awaitable[None]]
+    ) -> None:
+        """Delete what is in no way, unless something could not be copied."""
+        if items and self._tally.failed:
+            self._tally.left_out.append(_NOT_COPIED)
+        else:
+            await self._delete(items, remove)
+
+    async def _plan(
+        self, items: Iterable[Item], extra: Extra, is_unchanged: Callable[[Item], Awaitable[bool]]
+    ) -> Transfer:
+        """The result of a dry run."""
+        items = list(items)
+        skipped: set[str] = set()
+
+        async def compare(item: Item) -> None:
+            if await is_unchanged(item):
+                skipped.add(item.path)
+
+        await for_each((item for item in items if item.kind == "f"), compare)
+        kinds = Counter(item.kind for item in items)
+        files = [item for item in items if item.kind == "f"]
+        return Transfer(
+            files=len(files),
+            directories=kinds["d"],
+            links=kinds["l"],
+            copied_bytes=sum(item.size for item in files if item.path not in skipped),
+            resumed_bytes=sum(item.size for item in files if item.path in skipped),
+            left_out=tuple(self._tally.left_out),
+            failed=tuple(self._tally.failed),
+            planned=plan_of(items, skipped, extra),
+        )
 
     def _copied(self, item: Item, size: int) -> None:
         """Count a small file that was copied with others."""

@@ -23,10 +23,10 @@ from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.results import Result
 from exec_server.client.transfer.batches import read_many
 from exec_server.client.transfer.exclusion import IGNORE_FILE, IGNORE_FILE_BYTES, TreeFilter
+from exec_server.client.transfer.mirror import Item
 from exec_server.client.transfer.plan import (
     MAX_ENTRIES,
     HelperCommand,
-    Item,
     RemoteFiles,
     Tally,
     for_each,
@@ -250,9 +250,17 @@ class RemoteTree:
         self._session = session
 
     async def scan(
-        self, source: str, tree_filter: TreeFilter | None = None, *, is_directory: bool
+        self,
+        source: str,
+        tree_filter: TreeFilter | None = None,
+        *,
+        is_directory: bool,
+        needs_find: bool = False,
     ) -> Listing:
-        """List a tree without the entries that the filter excludes."""
+        """List a tree without the entries that the filter excludes.
+
+        If it `needs_find`, because nothing may be missing, and there is none, raises Unsupported.
+        """
         listing = Listing(source)
         levels = tree_filter if is_directory else None
         try:
@@ -261,6 +269,8 @@ class RemoteTree:
             if not listing.is_empty:
                 raise
         has_find = not listing.is_empty
+        if needs_find and not has_find:
+            raise Unsupported("GNU find", "delete by hand what the source has not")
         if not has_find and is_directory:
             self._tally.left_out.append("modes and symlinks: the machine has no GNU find")
         if levels is not None:
@@ -273,15 +283,6 @@ class RemoteTree:
             listing.add(sorted(items, key=lambda item: item.path.split("/")))
         listing.finish()
         return listing
-
-    async def has_find(self, source: str) -> bool:
-        """Whether the machine can list a tree with everything in it."""
-        listing = Listing(source)
-        try:
-            await self._scan_with_find(source, listing, "-maxdepth", "0")
-        except (RpcError, UnicodeEncodeError, Unsupported):
-            pass
-        return not listing.is_empty
 
     async def _scan_with_find(self, source: str, listing: Listing, *options: str) -> None:
         """List the tree; the listing stays empty if the machine has no GNU find."""

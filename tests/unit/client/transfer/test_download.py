@@ -12,7 +12,7 @@ import pytest
 from exec_server.client.results import Chunk, Entry, Stat
 from exec_server.client.transfer import remote_tree as module
 from exec_server.client.transfer.download import Download
-from exec_server.client.transfer.plan import Item
+from exec_server.client.transfer.mirror import Item
 from exec_server.errors import (
     ConnectionLost,
     InternalError,

@@ -12,10 +12,10 @@ import pytest
 
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.results import NotCopied, Progress, Transfer
-from exec_server.client.transfer import plan, upload
+from exec_server.client.transfer import local_scan, plan
+from exec_server.client.transfer.mirror import Item
 from exec_server.client.transfer.plan import (
     CopyOptions,
-    Item,
     Tally,
     TreeCopy,
     for_each,
@@ -124,11 +124,11 @@ def test_the_first_failure_is_raised_alone() -> None:
 
 
 def test_a_tree_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(local_scan, "MAX_ENTRIES", 3)
     for name in "abc":
         (tmp_path / name).touch()
     with pytest.raises(InvalidRequest, match="more than 3 entries"):
-        upload._scan(str(tmp_path), fail)
+        local_scan.scan(str(tmp_path), fail)
     assert plan.MAX_ENTRIES > 3
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exec_server.client.transfer import remote_tree as module
-from exec_server.client.transfer.plan import Item
+from exec_server.client.transfer.mirror import Item
 from exec_server.client.transfer.remote_tree import Listing
 from exec_server.errors import ExecServerError, InvalidRequest, MalformedAnswer
 
