@@ -318,8 +318,11 @@ class TreeCopy:
         skipped: set[str] = set()
 
         async def compare(item: Item) -> None:
-            if await is_unchanged(item):
-                skipped.add(item.path)
+            try:
+                if await is_unchanged(item):
+                    skipped.add(item.path)
+            except (RpcError, SandboxDenied, OSError) as error:
+                self._fail(item.path, error)
 
         await for_each((item for item in items if item.kind == "f"), compare)
         kinds = Counter(item.kind for item in items)

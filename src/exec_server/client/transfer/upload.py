@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import BinaryIO, Final
 
-from exec_server.client.exceptions import SandboxDenied
+from exec_server.client.exceptions import NotADirectory, SandboxDenied
 from exec_server.client.results import Stat, Transfer
 from exec_server.client.transfer.batches import FILE_BYTES, FileBatch, for_each_batch
 from exec_server.client.transfer.batches import write as write_batch
@@ -139,11 +139,8 @@ class Upload(TreeUpload):
         excluded = self._end_of_source()
         if not self._may_delete(is_directory=items[0].kind == "d"):
             return Extra.nothing(excluded)
-        try:
-            metadata = await self._files.stat(target)
-        except NotFound:
-            return Extra.nothing(excluded)
-        if not metadata.is_directory:
+        metadata = await self._stat_or_none(target)
+        if metadata is None or not metadata.is_directory:
             return Extra.nothing(excluded)
         check_not_root(await self._files.realpath(target), target)
         tally = Tally(None)
@@ -256,7 +253,7 @@ class Upload(TreeUpload):
     async def _stat_or_none(self, path: str) -> Stat | None:
         try:
             return await self._files.stat(path)
-        except NotFound:
+        except (NotFound, NotADirectory):
             return None
 
     async def _resumable(self, file: BinaryIO, part: str, item: Item) -> int:
