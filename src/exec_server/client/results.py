@@ -240,7 +240,8 @@ class Found(list[T]):
 class Progress(msgspec.Struct, frozen=True):
     """The progress of a transfer; `path` is the file that advanced last.
 
-    `done_bytes` includes `resumed_bytes`, which an earlier attempt had copied.
+    `done_bytes` includes `resumed_bytes`, which an earlier attempt had copied, and `done_files` the
+    `skipped_files`, whose copies were there. `bytes_per_second` is the rate of the last seconds.
     """
 
     path: str
@@ -249,6 +250,8 @@ class Progress(msgspec.Struct, frozen=True):
     resumed_bytes: int
     done_files: int
     total_files: int
+    skipped_files: int = 0
+    bytes_per_second: float = 0.0
 
 
 class FileContent(msgspec.Struct, frozen=True):

@@ -474,7 +474,7 @@ class Download(TreeCopy):
         self, tree: LocalTree, item: Item, target: str, source: str
     ) -> None:
         if await self._is_unchanged(item, target, source):
-            self._tally.resume(item.path, item.size)
+            self._tally.skip(item.path, item.size)
             return
         await self._fetch(tree, item, source)
         if self._options.keep_times:

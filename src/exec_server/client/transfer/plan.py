@@ -10,8 +10,9 @@ import asyncio
 import errno
 import hashlib
 import posixpath
+import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -59,6 +60,9 @@ LARGE_AT_ONCE: Final = 2
 MAX_ENTRIES: Final = 1_000_000
 # Servers tell times in milliseconds.
 TIME_TOLERANCE: Final = 0.002
+# The rate is an average over these seconds, computed from at most this many samples.
+RATE_SECONDS: Final = 5.0
+RATE_SAMPLES: Final = 64
 # Longest file name on Linux.
 _NAME_BYTES: Final = 255
 
@@ -162,11 +166,34 @@ class CopyOptions:
         return TreeFilter(patterns, gitignore=self.gitignore) if is_needed else None
 
 
+class Rate:
+    """Bytes per second over the last `RATE_SECONDS`."""
+
+    def __init__(self, now: float) -> None:
+        self._samples: deque[tuple[float, int]] = deque([(now, 0)], RATE_SAMPLES)
+
+    def update(self, copied: int, now: float) -> float:
+        """Take the number of bytes copied so far; returns the rate."""
+        if now - self._samples[-1][0] >= RATE_SECONDS / RATE_SAMPLES:
+            self._samples.append((now, copied))
+            while len(self._samples) > 2 and self._samples[1][0] < now - RATE_SECONDS:
+                self._samples.popleft()
+        when, before = self._samples[0]
+        return max(0.0, (copied - before) / (now - when)) if now > when else 0.0
+
+
 class Tally:
     """Counts copied entries and bytes, and reports the progress."""
 
-    def __init__(self, progress: Callable[[Progress], None] | None) -> None:
+    def __init__(
+        self,
+        progress: Callable[[Progress], None] | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._progress = progress
+        self._clock = clock
+        self._rate = Rate(clock())
+        self._skipped = 0
         self.total_bytes = 0
         self.total_files = 0
         self._done = 0
@@ -194,6 +221,11 @@ class Tally:
         self._done += count
         self._report(path)
 
+    def skip(self, path: str, count: int) -> None:
+        """Add the bytes of a file whose copy is there already."""
+        self._skipped += 1
+        self.resume(path, count)
+
     def finish(self, path: str) -> None:
         """Count a complete file."""
         self._files += 1
@@ -203,7 +235,9 @@ class Tally:
         if self._progress is not None:
             self._progress(
                 Progress(
-                    path, self._done, self.total_bytes, self._resumed, self._files, self.total_files
+                    *(path, self._done, self.total_bytes, self._resumed),
+                    *(self._files, self.total_files, self._skipped),
+                    self._rate.update(self._done - self._resumed, self._clock()),
                 )
             )
 

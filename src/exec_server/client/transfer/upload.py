@@ -95,6 +95,13 @@ class TreeUpload(TreeCopy):
             # Deepest first: the new mode of a directory may deny access to its entries.
             await self._try("modes", ["chmod", f"{mode:o}"], sorted(paths, reverse=True))
 
+    async def _set_time(self, item: Item, target: str) -> None:
+        """Set the modification time of a copy."""
+        try:
+            await self._files.touch(target, modified_ns=item.time_ns)
+        except (RpcError, SandboxDenied) as error:
+            self._tally.left_out.append(f"times: {error}")
+
     async def _try(self, subject: str, argv: list[str], arguments: list[str]) -> None:
         """Run a command for many arguments; a failure is noted in `left_out`."""
         try:
@@ -162,7 +169,7 @@ class Upload(TreeUpload):
             here, there = join(source, item.path), join(target, item.path)
             await self._attempt(item, self._send_if_changed(item, here, there), here, there)
 
-        await for_each(_leaves(items), make)
+        await for_each(leaves(items), make)
         copied = await self._send_batches(source, target, items)
         files = (item for item in self._not_failed(items) if item.kind == "f")
         await for_each((item for item in files if item.path not in copied), send)
@@ -172,12 +179,6 @@ class Upload(TreeUpload):
         if self._options.keep_times:
             for item in reversed([item for item in items if item.kind == "d"]):
                 await self._set_time(item, join(target, item.path))
-
-    async def _set_time(self, item: Item, target: str) -> None:
-        try:
-            await self._files.touch(target, modified_ns=item.time_ns)
-        except (RpcError, SandboxDenied) as error:
-            self._tally.left_out.append(f"times: {error}")
 
     async def _send_batches(self, source: str, target: str, items: list[Item]) -> set[str]:
         """Send small files together; returns the paths of those that were sent."""
@@ -209,7 +210,7 @@ class Upload(TreeUpload):
 
     async def _send_if_changed(self, item: Item, source: str, target: str) -> None:
         if await self._is_unchanged(item, source, target):
-            self._tally.resume(item.path, item.size)
+            self._tally.skip(item.path, item.size)
             return
         await self._send(item, source, target)
         if self._options.keep_times:
@@ -312,7 +313,7 @@ class _Interrupted(ExecServerError):
         self.reached = reached
 
 
-def _leaves(items: list[Item]) -> list[str]:
+def leaves(items: list[Item]) -> list[str]:
     """The directories without directories below them: making these makes all."""
     directories = {item.path for item in items if item.kind == "d"}
     inner = {posixpath.dirname(path) for path in directories if path}

@@ -33,7 +33,7 @@ def test_a_tree_is_scanned_from_the_top_down(tmp_path: Path) -> None:
     assert all(os.path.dirname(path) in paths[:number] for number, path in enumerate(paths) if path)
     [file] = [item for item in items if item.kind == "f"]
     assert (file.size, file.mode) == (3, 0o640)
-    assert module._leaves(items) == ["d/e"]
+    assert module.leaves(items) == ["d/e"]
 
 
 def test_a_missing_top_is_an_error(tmp_path: Path) -> None:
