@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         GrepMatch,
         Line,
         NotCopied,
+        Planned,
         Progress,
         Response,
         Result,
@@ -132,6 +133,7 @@ __all__ = [
     "OutputLimit",
     "PatternNotFound",
     "PermissionDenied",
+    "Planned",
     "PortError",
     "PortForward",
     "Process",
@@ -181,9 +183,8 @@ _MODULES = {
     "client.process": ("DetachedProcess", "Process"),
     "client.results": (
         *("ChangedFile", "Chunk", "ConnectionStatus", "DiskUsage", "Entry", "FileChange"),
-        *("FileContent", "Found"),
-        *("GrepMatch", "Line", "NotCopied", "Progress", "Response", "Result", "RunProgress"),
-        *("Stat", "Transfer"),
+        *("FileContent", "Found", "GrepMatch", "Line", "NotCopied", "Planned", "Progress"),
+        *("Response", "Result", "RunProgress", "Stat", "Transfer"),
     ),
 }
 

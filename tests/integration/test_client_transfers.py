@@ -24,9 +24,9 @@ from tests.support.trees import make_tree, tree
 
 from exec_server import Environment, NotAllCopied, NotFound, Progress, RpcError, Transfer
 from exec_server.client import commands
+from exec_server.client.transfer import local_scan
 from exec_server.client.transfer import plan as transfer_module
-from exec_server.client.transfer import upload as upload_module
-from exec_server.client.transfer.download import FIND_FORMAT, Download, Listing
+from exec_server.client.transfer.remote_tree import FIND_FORMAT, Listing, RemoteTree
 from exec_server.errors import InvalidRequest
 
 MIB = 1_048_576
@@ -203,7 +203,7 @@ def test_a_large_file_goes_on_where_it_ended(there: ClientTarget, tmp_path: Path
 def test_a_part_of_something_else_is_not_gone_on_with(there: ClientTarget, tmp_path: Path) -> None:
     data = os.urandom(5 * MIB)
     (tmp_path / "a").write_bytes(data)
-    [item] = upload_module._scan(str(tmp_path / "a"), fail)
+    [item] = local_scan.scan(str(tmp_path / "a"), fail)
     Path(transfer_module.part_path(str(tmp_path / "b"), item)).write_bytes(bytes(MIB))
 
     async def scene(env: Environment) -> None:
@@ -281,14 +281,14 @@ def test_failed_downloads_leave_no_part_without_content(
             await env.files.download(tmp_path / "a", tmp_path / "no" / "c")
         assert missing.value.filename == str(tmp_path / "no" / "c")
         # It is gone when it is to be read.
-        scan = Download._scan
+        scan = RemoteTree.scan
 
         async def scan_and_remove(*args: object, **options: object) -> object:
             found = await scan(*args, **options)  # type: ignore[arg-type]
             (tmp_path / "a").unlink()
             return found
 
-        monkeypatch.setattr(Download, "_scan", scan_and_remove)
+        monkeypatch.setattr(RemoteTree, "scan", scan_and_remove)
         with pytest.raises(NotFound, match=f"{tmp_path}/a: No such file"):
             await env.files.download(tmp_path / "a", tmp_path / "c")
 

@@ -276,8 +276,8 @@ def test_a_flood_instead_of_a_list_ends_the_copy(tmp_path: Path, data: bytes) ->
 MEMORY = """
 import os, resource, sys
 from exec_server.cli.main import run_client
-from exec_server.client.transfer import download
-download.LISTING_BYTES = 8 * 1_048_576
+from exec_server.client.transfer import remote_tree
+remote_tree.LISTING_BYTES = 8 * 1_048_576
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 code = run_client("cp", sys.argv[1:])
 print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

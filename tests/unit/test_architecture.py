@@ -44,7 +44,6 @@ SMALL_MODULES = {
     "adapters.snapshot_archive": "pure: its tests run without the framework",
     "client.engine.attempts": "pure but for its timers, with tests of its own",
     "client.engine.server_requests": "one end of a session, with tests of its own",
-    "client.transfer.posix_directory": "one of two platforms; `local_directory` picks",
     "hosting.envelope": "pure, with tests of its own",
     "registry.sigv4": "imports botocore, on demand",
 }

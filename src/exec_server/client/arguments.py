@@ -358,6 +358,14 @@ def path_list(values: Iterable[T], name: str) -> list[T]:
     return list(values)
 
 
+def pattern_list(values: Iterable[str]) -> list[str]:
+    """Patterns as a list; a text alone would be taken for its letters."""
+    patterns = [values] if isinstance(values, str | bytes) else list(values)
+    if isinstance(values, str | bytes) or not all(isinstance(each, str) for each in patterns):
+        raise TypeError("exclude must be a list of patterns, like ['node_modules/', '*.pyc']")
+    return patterns
+
+
 def text_pairs(old: str | Iterable[tuple[str, str]], new: str | None) -> list[tuple[str, str]]:
     """The old and new texts of `Files.edit`."""
     if isinstance(old, str):

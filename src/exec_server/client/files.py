@@ -28,6 +28,7 @@ from exec_server.client.arguments import (
     native,
     path_list,
     path_text,
+    pattern_list,
     sandbox_object,
     seconds_of,
     text_pairs,
@@ -344,14 +345,20 @@ class Files:
         *,
         follow_links: bool = False,
         on_error: Callable[[RpcError], None] | None = None,
+        depth: int | None = None,
     ) -> AsyncIterator[Entry]:
         """Everything below a directory, each directory before its entries.
 
+        With a `depth` of 1 these are its entries alone, of 2 also those of the directories in it.
         Links are left out, unless `follow_links` is set; then a link to a directory counts as
         a directory. Special files are left out, and so are unreadable entries, whose errors are
         passed to `on_error`.
         """
         root = self._paths.uri(path)
+        if depth is not None:
+            async for entry in self._walk_one_by_one(root, follow_links, on_error, depth):
+                yield entry
+            return
         options = wire.WalkOptions(WALK_DEPTH, WALK_DIRECTORIES, WALK_ENTRIES, follow_links)
         answer = await self._walk(wire.WalkParams(root, options), path_text(path))
         if answer.truncated:  # it has more entries than one answer
@@ -370,13 +377,19 @@ class Files:
                 yield entry
 
     async def _walk_one_by_one(
-        self, root: PathUri, follow_links: bool, on_error: Callable[[RpcError], None] | None
+        self,
+        root: PathUri,
+        follow_links: bool,
+        on_error: Callable[[RpcError], None] | None,
+        depth: int = MAX_DIRECTORIES,
     ) -> AsyncIterator[Entry]:
+        if depth < 1:
+            raise ValueError(f"depth must be at least 1, not {depth}")
         options = wire.WalkOptions(0, 1, WALK_ENTRIES, follow_links)
         seen = set()
-        unvisited = [root.uri]
+        unvisited = [(root.uri, depth)]
         while unvisited:
-            uri = unvisited.pop()
+            uri, levels = unvisited.pop()
             if follow_links:  # links may form a cycle
                 canonical = await self.realpath(uri)
                 if canonical in seen:
@@ -387,8 +400,9 @@ class Files:
             _report(on_error, answer.errors)
             for each in answer.entries:
                 yield _entry(each)
-            below = [each.path for each in answer.entries if each.kind == "directory"]
-            unvisited += reversed(below)
+            if levels > 1:
+                below = [each.path for each in answer.entries if each.kind == "directory"]
+                unvisited += ((each, levels - 1) for each in reversed(below))
             if len(unvisited) + len(seen) > MAX_DIRECTORIES:
                 text = f"more than {MAX_DIRECTORIES} directories: walk those in it one by one"
                 raise InvalidRequest(f"{native(root.uri)}: {text}")
@@ -733,6 +747,11 @@ class Files:
         check: bool = True,
         keep_times: bool = False,
         sync: Literal["time", "checksum"] | None = None,
+        exclude: Iterable[str] = (),
+        exclude_vcs: bool = False,
+        gitignore: bool = False,
+        delete: bool = False,
+        dry_run: bool = False,
     ) -> Transfer:
         """Copy a local file or directory to a path of the server's machine.
 
@@ -744,13 +763,21 @@ class Files:
         With `keep_times` modification times are kept, too. `sync` skips files whose copies have
         the same size and time, or the same "checksum"; `resumed_bytes` counts them.
 
+        `exclude` has patterns as in a .gitignore file at the top, for entries that are not copied.
+        `exclude_vcs` excludes the directories of version control, such as .git, and `gitignore`
+        what the .gitignore files of the tree name. With `sync`, `delete` removes from the copy what
+        the source has not, unless it is excluded; if an entry cannot be copied, nothing is removed.
+        `dry_run` changes nothing: `planned` of the result says what a copy would do.
+
         If an entry of a tree cannot be copied, the others are. At the end NotAllCopied is raised
         or, without `check`, the entry is only named in `failed`. Raises RpcError or OSError if
         the top itself cannot be copied, or if a disk is full.
         """
         from exec_server.client.transfer.upload import Upload  # slow to import
 
-        options, session = CopyOptions(keep_times, sync), self._batch_session()
+        patterns = pattern_list(exclude)
+        options = CopyOptions(keep_times, sync, patterns, exclude_vcs, gitignore, delete, dry_run)
+        session = self._batch_session()
         upload = Upload(self, self._commands, progress, self._sandbox, options, session=session)
         done = await upload.copy(local_path(local), self._paths.absolute(remote, "remote"))
         return _checked(done) if check else done
@@ -764,11 +791,18 @@ class Files:
         check: bool = True,
         keep_times: bool = False,
         sync: Literal["time", "checksum"] | None = None,
+        exclude: Iterable[str] = (),
+        exclude_vcs: bool = False,
+        gitignore: bool = False,
+        delete: bool = False,
+        dry_run: bool = False,
     ) -> Transfer:
         """Copy a file or directory of the server's machine to a local path, as `upload` does."""
         from exec_server.client.transfer.download import Download  # slow to import
 
-        options, session = CopyOptions(keep_times, sync), self._batch_session()
+        patterns = pattern_list(exclude)
+        options = CopyOptions(keep_times, sync, patterns, exclude_vcs, gitignore, delete, dry_run)
+        session = self._batch_session()
         download = Download(self, self._commands, progress, self._sandbox, options, session=session)
         done = await download.copy(self._paths.absolute(remote, "remote"), local_path(local))
         return _checked(done) if check else done

@@ -254,7 +254,8 @@ class Found(list[T]):
 class Progress(msgspec.Struct, frozen=True):
     """The progress of a transfer; `path` is the file that advanced last.
 
-    `done_bytes` includes `resumed_bytes`, which an earlier attempt had copied.
+    `done_bytes` includes `resumed_bytes`, which an earlier attempt had copied, and `done_files` the
+    `skipped_files`, whose copies were there. `bytes_per_second` is the rate of the last seconds.
     """
 
     path: str
@@ -263,6 +264,8 @@ class Progress(msgspec.Struct, frozen=True):
     resumed_bytes: int
     done_files: int
     total_files: int
+    skipped_files: int = 0
+    bytes_per_second: float = 0.0
 
 
 class FileContent(msgspec.Struct, frozen=True):
@@ -284,10 +287,24 @@ class NotCopied(msgspec.Struct, frozen=True):
     error: Exception
 
 
+class Planned(msgspec.Struct, frozen=True):
+    """What a copy would do with an entry; `size` has the bytes of a file.
+
+    `path` is relative to the top. What an excluded directory contains is not named, and a directory
+    that is copied only if it is empty.
+    """
+
+    action: Literal["copy", "skip", "exclude", "delete"]
+    path: str
+    size: int = 0
+
+
 class Transfer(msgspec.Struct, frozen=True):
     """The result of a transfer: counts, and the entries that could not be copied.
 
-    `left_out` describes modes and symlinks that could not be kept, as messages.
+    `left_out` describes modes and symlinks that could not be kept, as messages. `deleted` has the
+    paths that `delete` has removed. `planned` is what a dry run would have done, by path; then the
+    counts are those of a copy.
     """
 
     files: int
@@ -297,6 +314,8 @@ class Transfer(msgspec.Struct, frozen=True):
     resumed_bytes: int
     left_out: tuple[str, ...] = ()
     failed: tuple[NotCopied, ...] = ()
+    deleted: tuple[str, ...] = ()
+    planned: tuple[Planned, ...] = ()
 
 
 class Response(msgspec.Struct, frozen=True):

@@ -119,12 +119,14 @@ class Files(Blocking[files.Files]):
         *,
         follow_links: bool = False,
         on_error: Callable[[RpcError], None] | None = None,
+        depth: int | None = None,
     ) -> Iterator[Entry]:
         """Everything below a directory, each directory before its entries.
 
+        With a `depth` of 1 these are its entries alone, of 2 also those of the directories in it.
         `on_error` gets the errors of unreadable entries, in the thread of the connection.
         """
-        entries = self._inner.walk(path, follow_links=follow_links, on_error=on_error)
+        entries = self._inner.walk(path, follow_links=follow_links, on_error=on_error, depth=depth)
         return iterate(self._thread, entries, WALK_BATCH)
 
     def read_tar(self, path: AnyPath, *, exclude: Iterable[str] = ()) -> Iterator[bytes]:

@@ -7,34 +7,46 @@ import contextlib
 import os
 import posixpath
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Final
 
 from exec_server.cli.connection import Connections, error_text, run_until_signal
 from exec_server.cli.errors import EXIT_FAILURE, CommandError, UsageError
 from exec_server.cli.files.operands import find_matches, is_pattern
 from exec_server.cli.files.progress import ProgressBar
-from exec_server.cli.streams import OutputWriter, StdinReader, print_status
+from exec_server.cli.streams import OutputWriter, StdinReader, print_status, print_text
 from exec_server.cli.targets import AccessOptions, parse_remote_path, remote_path_example
 from exec_server.client.arguments import PathResolver
 from exec_server.client.commands import SystemCommands
 from exec_server.client.environment import Environment
-from exec_server.client.files import Files
-from exec_server.client.results import Progress, Stat, Transfer
-from exec_server.client.transfer.plan import TIME_TOLERANCE, for_each, is_final
-from exec_server.errors import ExecServerError, NotFound, RpcError, printable
+from exec_server.client.results import Progress, Transfer
+from exec_server.client.transfer.plan import CopyOptions, is_final
+from exec_server.client.transfer.target_copy import TargetCopy
+from exec_server.errors import ExecServerError, NotFound, RpcError, Unsupported, printable
 
 
-def copy(
-    paths: list[str],
-    access: AccessOptions,
-    *,
-    is_quiet: bool,
-    keep_times: bool = False,
-    sync: Literal["time", "checksum"] | None = None,
-) -> int:
+@dataclass(frozen=True)
+class CopyFlags:
+    """`options` are those of `Files.upload`."""
+
+    options: Mapping[str, Any]
+    is_quiet: bool = False
+    is_verbose: bool = False
+
+    @property
+    def only_copies(self) -> bool:
+        """Whether a plain copy is wanted, which a server makes in one request."""
+        return not any(self.options.values())
+
+
+# The second half of a copy between targets deletes, and is the one that a dry run is about.
+_OF_DESTINATION: Final[Mapping[str, Any]] = {"sync": None, "delete": False, "dry_run": False}
+
+
+def copy(paths: list[str], access: AccessOptions, flags: CopyFlags) -> int:
     """Copy all paths but the last to the last; returns the exit code. Raises UsageError."""
     *sources, destination = [parse_endpoint(text) for text in paths]
     if not sources:
@@ -42,39 +54,30 @@ def copy(
     streams = [each for each in (*sources, destination) if each.is_stream]
     if streams and len(sources) > 1:
         raise UsageError("- is stdin or stdout of one copy; write ./- for a file of this name")
+    if streams and (flags.options["delete"] or flags.options["dry_run"]):
+        raise UsageError("--delete and --dry-run are for files and directories, not for -")
     if all(endpoint.target is None for endpoint in (*sources, destination)):
         raise UsageError("both sides are local; write a path on a target as TARGET:PATH")
-    shows_progress = not is_quiet and os.isatty(2)
 
     async def work() -> int:
         async with Connections(access) as connections:
             if streams:
                 return await copy_stream(connections, sources[0], destination)
-            copier = _Copier(
-                connections, shows_progress=shows_progress, keep_times=keep_times, sync=sync
-            )
             expanded = await expand_patterns(connections, sources)
-            return await copier.copy_all(expanded, destination)
+            return await _Copier(connections, flags).copy_all(expanded, destination)
 
     code = run_until_signal(work)
-    if code > 128 and not streams:
+    if code > 128 and not streams and not flags.options["dry_run"]:
         print_status("interrupted; run it again to resume")
     return code
 
 
 class _Copier:
-    def __init__(
-        self,
-        connections: Connections,
-        *,
-        shows_progress: bool,
-        keep_times: bool,
-        sync: Literal["time", "checksum"] | None,
-    ) -> None:
-        self._keep_times = keep_times
-        self._sync = sync
+    def __init__(self, connections: Connections, flags: CopyFlags) -> None:
         self._connections = connections
-        self._shows_progress = shows_progress
+        self._flags = flags
+        self._options = flags.options
+        self._shows_progress = not flags.is_quiet and not flags.is_verbose and os.isatty(2)
 
     async def copy_all(self, sources: list[Endpoint], destination: Endpoint) -> int:
         """Copy every source, also after another one failed; returns the exit code."""
@@ -83,11 +86,16 @@ class _Copier:
             raise _missing_directory(destination)
         if not is_directory:
             await self._check_parent(destination)
+        # The dot is for a destination that is a symlink: the user wants it to be followed.
+        content = "." if destination.target is None else ""
+        targets = [
+            destination.joined((source.name or content) if is_directory else "")
+            for source in sources
+        ]
+        if self._options["delete"]:
+            check_apart(targets)
         code = 0
-        for source in sources:
-            # The dot is for a destination that is a symlink: the user wants it to be followed.
-            name = source.name or ("." if destination.target is None else "")
-            target = destination.joined(name if is_directory else "")
+        for source, target in zip(sources, targets, strict=True):
             if not await self._copy_one(source, target):
                 code = EXIT_FAILURE
         return code
@@ -121,69 +129,94 @@ class _Copier:
         return await self._copy_between_targets(source, destination)
 
     async def _copy_on_target(self, source: Endpoint, destination: Endpoint) -> bool:
-        files = (await self._environment(source)).files
+        environment = await self._environment(source)
+        files = environment.files
+        if not self._flags.only_copies:
+            options = CopyOptions(**self._options)
+            commands = SystemCommands(environment.run, environment.start)
+
+            async def start(progress: Callable[[Progress], None] | None) -> Transfer:
+                resolver = PathResolver(environment.info)
+                paths = [resolver.absolute(each.path) for each in (source, destination)]
+                transfer = TargetCopy(files, commands, progress, None, options)
+                return await transfer.copy(*paths)
+
+            return await self._transfer(start, source, destination, source)
         try:
             is_tree = (await files.stat(source.path)).is_directory
         except RpcError as error:
             print_status(f"{source}: {error_text(error, source.path)}")
             return False
         try:
-            if self._keep_times:
-                copy = TargetCopy(files, await self._environment(source), self._sync)
-                await copy.copy(source.path, destination.path, is_tree=is_tree)
-            else:
-                await files.copy(source.path, destination.path, recursive=is_tree)
+            await files.copy(source.path, destination.path, recursive=is_tree)
         except RpcError as error:
             text = error_text(error, f"{source.path} to {destination.path}")
             print_status(f"{source} to {destination}: {text}")
             return False
+        if self._flags.is_verbose:
+            _print_action("copy", destination, "")
         return True
 
     async def _copy_between_targets(self, source: Endpoint, destination: Endpoint) -> bool:
         """Download to a temporary directory and upload: targets cannot reach each other."""
+        quiet = CopyFlags({**self._options, **_OF_DESTINATION}, is_quiet=self._flags.is_quiet)
         with tempfile.TemporaryDirectory(prefix="exec-server-cp-") as directory:
             local = Endpoint(None, os.path.join(directory, source.name or "content"))
-            is_complete = await self._download(source, local)
+            is_complete = await _Copier(self._connections, quiet)._download(source, local)
             if not await asyncio.to_thread(os.path.lexists, local.path):
                 return False
-            return await self._upload(local, destination, label=source) and is_complete
+            flags = self._flags
+            if not is_complete and self._options["delete"]:
+                print_status(f"{destination}: nothing is deleted: not everything was copied")
+                flags = CopyFlags({**self._options, "delete": False}, is_verbose=flags.is_verbose)
+            copier = _Copier(self._connections, flags)
+            return await copier._upload(local, destination, label=source) and is_complete
 
     async def _upload(
         self, source: Endpoint, destination: Endpoint, label: Endpoint | None = None
     ) -> bool:
         files = (await self._environment(destination)).files
-        start = partial(files.upload, source.path, destination.path)
-        return await self._transfer(start, label or source, source, destination)
+        start = partial(files.upload, source.path, destination.path, check=False, **self._options)
+        return await self._transfer(start, label or source, destination, destination)
 
     async def _download(self, source: Endpoint, destination: Endpoint) -> bool:
         files = (await self._environment(source)).files
-        start = partial(files.download, source.path, destination.path)
+        start = partial(files.download, source.path, destination.path, check=False, **self._options)
         return await self._transfer(start, source, destination, source)
 
     async def _transfer(
         self,
         start: Callable[..., Awaitable[Transfer]],
         label: Endpoint,
-        local: Endpoint,
+        destination: Endpoint,
         remote: Endpoint,
     ) -> bool:
         """Print the errors; whether all was copied. CommandError if all others would fail."""
+        local = label if label.target is None else destination
         try:
-            with self._progress(label) as update:
-                transfer = await start(
-                    progress=update, check=False, keep_times=self._keep_times, sync=self._sync
-                )
-        except (RpcError, OSError) as error:
+            with self._progress(label, destination) as update:
+                transfer = await start(progress=update)
+        except (RpcError, Unsupported, OSError) as error:
             text = await self._describe_error(error, local, remote)
             if is_final(error):
                 raise CommandError(text) from None
             print_status(text)
             return False
+        self._print_actions(transfer, label, destination)
         for text in transfer.left_out:
             print_status(printable(text))
         for each in transfer.failed:
             print_status(await self._describe_error(each.error, local, remote))
         return not transfer.failed
+
+    def _print_actions(self, transfer: Transfer, source: Endpoint, destination: Endpoint) -> None:
+        for each in transfer.planned:
+            _print_action(
+                each.action, source if each.action == "exclude" else destination, each.path
+            )
+        if self._flags.is_verbose:
+            for path in transfer.deleted:
+                _print_action("delete", destination, path)
 
     async def _describe_error(self, error: Exception, local: Endpoint, remote: Endpoint) -> str:
         """The text of an error, with the path in the form of an argument."""
@@ -197,15 +230,19 @@ class _Copier:
         return f"{remote}: {text}"
 
     @contextlib.contextmanager
-    def _progress(self, source: Endpoint) -> Iterator[Callable[[Progress], None] | None]:
-        if not self._shows_progress:
+    def _progress(
+        self, source: Endpoint, destination: Endpoint
+    ) -> Iterator[Callable[[Progress], None] | None]:
+        if self._flags.is_verbose:
+            yield NamePrinter(destination).update
+        elif not self._shows_progress:
             yield None
-            return
-        bar = ProgressBar(2, source.name or source.path)
-        try:
-            yield bar.update
-        finally:
-            bar.finish()
+        else:
+            bar = ProgressBar(2, source.name or source.path)
+            try:
+                yield bar.update
+            finally:
+                bar.finish()
 
     async def _environment(self, endpoint: Endpoint) -> Environment:
         assert endpoint.target is not None
@@ -217,85 +254,24 @@ def _missing_directory(endpoint: Endpoint) -> CommandError:
     return CommandError(f"{endpoint} is not a directory; create it with {command}")
 
 
-class TargetCopy:
-    """One copy; entries that exist at the destination and not at the source are kept."""
+class NamePrinter:
+    """Prints each file that was copied."""
 
-    def __init__(
-        self, files: Files, environment: Environment, sync: Literal["time", "checksum"] | None
-    ) -> None:
-        self._files = files
-        self._environment = environment
-        self._sync = sync
+    def __init__(self, destination: Endpoint) -> None:
+        self._destination = destination
+        self._files = self._skipped = 0
 
-    async def copy(self, source: str, target: str, *, is_tree: bool) -> None:
-        """Copy `source` to `target`; raises RpcError."""
-        if not is_tree:
-            await self._copy_file((source, target))
-            return
-        if self._sync is None or await self._stat_or_none(target) is None:
-            # The server copies links too, in one request.
-            await self._files.copy(source, target, recursive=True)
-            files, directories = await self._pairs(source, target)
-            await for_each(files, self._copy_time)
-        else:
-            files, directories = await self._pairs(source, target)
-            for here, there in directories:
-                await self._files.mkdir(there, exist_ok=True)
-                await self._copy_links(here, there)
-            await for_each(files, self._copy_file)
-        for pair in reversed(directories):
-            await self._copy_time(pair)
+    def update(self, state: Progress) -> None:
+        """Print the file that is complete since the last call, unless it was skipped."""
+        if state.done_files > self._files and state.skipped_files == self._skipped:
+            _print_action("copy", self._destination, state.path)
+        if state.done_files > self._files:
+            self._skipped = state.skipped_files
+        self._files = state.done_files
 
-    async def _pairs(
-        self, source: str, target: str
-    ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-        """The files of a tree and its directories, each with its path at the destination."""
-        top = await self._files.realpath(source)
-        files: list[tuple[str, str]] = []
-        directories = [(source, target)]
-        async for entry in self._files.walk(top):
-            there = posixpath.join(target, posixpath.relpath(entry.path, top))
-            (directories if entry.is_directory else files).append((entry.path, there))
-        return files, directories
 
-    async def _copy_links(self, here: str, there: str) -> None:
-        """Copy the links of a directory, which a walk leaves out."""
-        existing = {entry.name: entry for entry in await self._files.list(there)}
-        for entry in await self._files.list(here):
-            old = existing.get(entry.name)
-            if entry.link_target is None or (old and old.link_target == entry.link_target):
-                continue
-            path = posixpath.join(there, entry.name)
-            if old is not None:
-                await self._files.remove(path)
-            await self._files.symlink(entry.link_target, path)
-
-    async def _stat_or_none(self, path: str) -> Stat | None:
-        try:
-            return await self._files.stat(path)
-        except NotFound:
-            return None
-
-    async def _copy_file(self, pair: tuple[str, str]) -> None:
-        here, there = pair
-        if self._sync is not None and await self._is_equal(here, there):
-            return
-        await self._files.copy(here, there)
-        await self._copy_time(pair)
-
-    async def _is_equal(self, here: str, there: str) -> bool:
-        source, metadata = await self._files.stat(here), await self._stat_or_none(there)
-        if metadata is None or not metadata.is_file or metadata.size != source.size:
-            return False
-        if self._sync == "time":
-            return abs(metadata.modified - source.modified) < TIME_TOLERANCE
-        resolved = [await self._files.realpath(path) for path in (here, there)]
-        commands = SystemCommands(self._environment.run, self._environment.start)
-        return bool(await commands.run(["cmp", "-s", "--", *resolved]))
-
-    async def _copy_time(self, pair: tuple[str, str]) -> None:
-        here, there = pair
-        await self._files.touch(there, modified=(await self._files.stat(here)).modified)
+def _print_action(action: str, place: Endpoint, path: str) -> None:
+    print_text(f"{action:<8}{printable(str(place.joined(path)))}\n")
 
 
 @dataclass(frozen=True)
@@ -333,6 +309,20 @@ def parse_endpoint(text: str) -> Endpoint:
     if remote.path is None:
         raise UsageError(f"`{text}` names no path; write {remote_path_example(remote.target)}")
     return Endpoint(remote.target, remote.path or ".")
+
+
+def check_apart(targets: list[Endpoint]) -> None:
+    """Refuse destinations of which one is in another; raises UsageError.
+
+    The copy of one source would delete that of the other.
+    """
+    places = sorted(posixpath.normpath(each.path).rstrip("/") + "/" for each in targets)
+    for first, second in pairwise(places):
+        if second.startswith(first):
+            raise UsageError(
+                f"--delete: two sources are copied to {first}, and each would delete the other; "
+                "copy them one by one, to directories of their own"
+            )
 
 
 async def expand_patterns(connections: Connections, sources: list[Endpoint]) -> list[Endpoint]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 import unicodedata
-from collections import deque
 from typing import Final
 
 from exec_server.cli.streams import write_all
@@ -18,9 +17,6 @@ from exec_server.errors import printable
 
 # Faster updates cannot be read.
 REDRAW_SECONDS: Final = 0.1
-# The rate is an average over these seconds, computed from at most this many samples.
-RATE_SECONDS: Final = 5.0
-MAX_SAMPLES: Final = 64
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _BAR_COLUMNS: Final = 20
@@ -28,49 +24,29 @@ _DEFAULT_COLUMNS: Final = 80
 _MIN_COLUMNS_FOR_BAR: Final = 60
 
 
-class Meter:
-    """Computes rate and remaining time, and formats the line; no I/O, time is an argument."""
+def progress_line(label: str, state: Progress, elapsed: float, columns: int) -> str:
+    """The line for a terminal of `columns` columns, the last of which stays free."""
+    rate = state.bytes_per_second
+    share = min(1.0, state.done_bytes / state.total_bytes) if state.total_bytes else 1.0
+    bar = "#" * round(share * _BAR_COLUMNS)
+    tail = "  ".join(
+        [
+            f"{int(share * 100):3d}%",
+            *([f"[{bar:-<{_BAR_COLUMNS}}]"] if columns >= _MIN_COLUMNS_FOR_BAR else []),
+            f"{format_size(state.done_bytes):>9}",
+            f"{format_size(int(rate)):>9}/s",
+            f"{_remaining(state, rate, elapsed):>9}",
+        ]
+    )
+    head = truncate(printable(label), max(8, columns - len(tail) - 3))
+    return truncate(f"{head}  {tail}", columns - 1)
 
-    def __init__(self, now: float) -> None:
-        self._began = now
-        self._samples: deque[tuple[float, int]] = deque([(now, 0)], MAX_SAMPLES)
-        self._copied = 0
 
-    def update(self, copied: int, now: float) -> None:
-        """Record the number of bytes copied so far."""
-        self._copied = copied
-        if now - self._samples[-1][0] >= RATE_SECONDS / MAX_SAMPLES:
-            self._samples.append((now, copied))
-            while len(self._samples) > 2 and self._samples[1][0] < now - RATE_SECONDS:
-                self._samples.popleft()
-
-    def rate(self, now: float) -> float:
-        """Bytes per second over the last `RATE_SECONDS`."""
-        when, copied = self._samples[0]
-        return (self._copied - copied) / (now - when) if now > when else 0.0
-
-    def line(self, label: str, state: Progress, now: float, columns: int) -> str:
-        """Format the line for a terminal of `columns` columns, the last of which stays free."""
-        rate = self.rate(now)
-        share = min(1.0, state.done_bytes / state.total_bytes) if state.total_bytes else 1.0
-        bar = "#" * round(share * _BAR_COLUMNS)
-        tail = "  ".join(
-            [
-                f"{int(share * 100):3d}%",
-                *([f"[{bar:-<{_BAR_COLUMNS}}]"] if columns >= _MIN_COLUMNS_FOR_BAR else []),
-                f"{format_size(state.done_bytes):>9}",
-                f"{format_size(int(rate)):>9}/s",
-                f"{self._remaining(state, rate, now):>9}",
-            ]
-        )
-        head = truncate(printable(label), max(8, columns - len(tail) - 3))
-        return truncate(f"{head}  {tail}", columns - 1)
-
-    def _remaining(self, state: Progress, rate: float, now: float) -> str:
-        remaining = state.total_bytes - state.done_bytes
-        if remaining <= 0:
-            return format_duration(now - self._began)
-        return f"{format_duration(remaining / rate)} left" if rate else "-:-- left"
+def _remaining(state: Progress, rate: float, elapsed: float) -> str:
+    remaining = state.total_bytes - state.done_bytes
+    if remaining <= 0:
+        return format_duration(elapsed)
+    return f"{format_duration(remaining / rate)} left" if rate else "-:-- left"
 
 
 class ProgressBar:
@@ -80,7 +56,7 @@ class ProgressBar:
         """`label` names the source; the path of the current file below it is appended."""
         self._descriptor = descriptor
         self._label = label
-        self._meter = Meter(time.monotonic())
+        self._began = time.monotonic()
         self._state: Progress | None = None
         self._last_drawn = float("-inf")
 
@@ -88,7 +64,6 @@ class ProgressBar:
         """Record the progress, and draw it if the last drawing is old enough."""
         now = time.monotonic()
         self._state = state
-        self._meter.update(state.done_bytes - state.resumed_bytes, now)
         if now - self._last_drawn >= REDRAW_SECONDS:
             self._draw(state, now)
 
@@ -105,7 +80,8 @@ class ProgressBar:
         except OSError:
             columns = _DEFAULT_COLUMNS
         label = f"{self._label}/{state.path}" if state.path else self._label
-        self._write(f"\r{self._meter.line(label, state, now, columns)}\x1b[K")
+        line = progress_line(label, state, now - self._began, columns)
+        self._write(f"\r{line}\x1b[K")
 
     def _write(self, text: str) -> None:
         try:

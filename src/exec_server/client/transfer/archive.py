@@ -46,15 +46,9 @@ from exec_server.client.transfer.batches import (
     is_small,
 )
 from exec_server.client.transfer.batches import write as write_batch
+from exec_server.client.transfer.mirror import Item
 from exec_server.client.transfer.open_file import BLOCK_BYTES
-from exec_server.client.transfer.plan import (
-    MAX_ENTRIES,
-    HelperCommand,
-    Item,
-    RemoteFiles,
-    for_each,
-    join,
-)
+from exec_server.client.transfer.plan import MAX_ENTRIES, HelperCommand, RemoteFiles, for_each, join
 from exec_server.client.transfer.upload import TreeUpload
 from exec_server.errors import ExecServerError, InvalidRequest, NotFound, RpcError, Unsupported
 from exec_server.protocol.sandbox import Sandbox

@@ -12,8 +12,9 @@ from exec_server.client.engine.messages import decode_as
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.results import NotCopied, Transfer
+from exec_server.client.transfer.mirror import Item
 from exec_server.client.transfer.open_file import too_large_error
-from exec_server.client.transfer.plan import Item, RemoteFiles, for_each, is_final, join
+from exec_server.client.transfer.plan import RemoteFiles, for_each, is_final, join
 from exec_server.errors import ExecServerError, MalformedAnswer, RpcError
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.files import (

@@ -11,51 +11,37 @@ import contextlib
 import errno
 import os
 import posixpath
-import re
 import stat
 import threading
 import time
-import unicodedata
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
 from typing import Final
 
-from exec_server.client.results import Transfer
+from exec_server.client.commands import SystemCommands
+from exec_server.client.engine.session import ClientSession
+from exec_server.client.results import Progress, Transfer
 from exec_server.client.transfer.batches import FileBatch, for_each_batch
 from exec_server.client.transfer.batches import read as read_batch
 from exec_server.client.transfer.local_directory import Directory, pwrite, set_file_mode
+from exec_server.client.transfer.local_scan import scan
+from exec_server.client.transfer.mirror import Extra, Item, check_not_root, extra_entries
 from exec_server.client.transfer.plan import (
     CHANGED,
-    MAX_ENTRIES,
     SMALL_BYTES,
     SPECIAL,
-    HelperCommand,
-    Item,
+    CopyOptions,
+    RemoteFiles,
+    Tally,
     TreeCopy,
     for_each,
     join,
     part_path,
 )
-from exec_server.errors import InvalidRequest, MalformedAnswer, RpcError, Unsupported
-
-# The argument of -printf: kind, mode, size, time, path and symlink target.
-FIND_FORMAT: Final = "%y\\0%m\\0%s\\0%T@\\0%P\\0%l\\0"
-# The bytes of a listing: those of about 700,000 files. They stay in memory during a download.
-LISTING_BYTES: Final = 64 * 1_048_576
-# Of one entry: the path and the target of a symlink have up to 4096 bytes each on Linux.
-ENTRY_BYTES: Final = 16_384
-
-_FIELDS: Final = 6
-# A time has at most 18 digits of seconds: more do not fit into the 64 bits of the system's calls.
-_ENTRY: Final = re.compile(
-    rb"([a-zA-Z?])\0([0-7]{0,6})\0(\d{1,19})\0(-?\d{1,18}(?:\.\d{1,20})?)\0([^\0]*)\0([^\0]*)\0"
-)
-_MAX_SIZE: Final = 2**63 - 1
-_PERMISSIONS: Final = 0o777
-# Separators of this platform beside the slash: a server has them in names.
-_SEPARATORS: Final = tuple({os.sep, os.altsep or os.sep} - {"/"})
+from exec_server.client.transfer.remote_tree import Listing, RemoteTree
+from exec_server.errors import InvalidRequest
+from exec_server.protocol.sandbox import Sandbox
 
 # Directories that are known to have no entries but those of this download: some megabytes. In
 # others, an entry is looked up before it is replaced.
@@ -65,167 +51,6 @@ _SAME_NAME: Final = "another entry of the tree has the same name on this file sy
 
 # A small file may have grown since it was listed. Its content is one answer.
 MAX_GROWN_BYTES: Final = 2 * SMALL_BYTES
-# Of the messages of find: those of about 10,000 entries that it cannot read.
-ERROR_BYTES: Final = 1_048_576
-
-# The memory that an Item takes beside its path.
-_ITEM_BYTES: Final = 256
-# The message of find about an entry that it cannot read.
-_FIND_ERROR: Final = re.compile(r"[^:]*find: ['\u2018](.*)['\u2019]: (.*)")
-
-
-class Listing:
-    """The entries of a tree in the order of `find`; iterating gives Items.
-
-    Nothing in the description is trusted: it is parsed while it is received, so that the first
-    wrong field ends the download, and kept in its own bytes, which take a third of the memory of
-    objects. An entry is six fields, each terminated by NUL. `find` lists a directory before its
-    entries, so the open directories form a stack, which must have the parent of each entry.
-    """
-
-    def __init__(self, source: str) -> None:
-        """`source` is the path of the top, for error texts."""
-        self._source = source
-        self._data = bytearray()
-        self._starts = array("Q")
-        self._kinds = bytearray()  # of the entries in `_starts`, so that a kind is found quickly
-        self._parsed = 0
-        self._open_directories: list[str] = []
-        # Hashes of the paths as they are, and without regard to case and Unicode form. Python's
-        # hashes are salted, so no server can make two of them equal.
-        self._hashes = array("q")
-        self._folded_hashes = array("q")
-        self._ambiguous: frozenset[int] = frozenset()
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was received, not even a part of an entry."""
-        return not self._data
-
-    def __iter__(self) -> Iterator[Item]:
-        return (self._item(start) for start in self._starts)
-
-    @property
-    def kinds(self) -> str:
-        """The letters of the kinds that occur, each once."""
-        return bytes(sorted(set(self._kinds))).decode()
-
-    def of_kind(self, kinds: str, *, deepest_first: bool = False) -> Iterator[Item]:
-        """The entries of these kinds; a directory comes before its entries, or after them."""
-        wanted = kinds.encode()
-        pairs: Iterable[tuple[int, int]] = zip(self._starts, self._kinds, strict=True)
-        if deepest_first:
-            pairs = zip(reversed(self._starts), reversed(self._kinds), strict=True)
-        return (self._item(start) for start, kind in pairs if kind in wanted)
-
-    def is_ambiguous(self, path: str) -> bool:
-        """Whether another path differs in case or Unicode form only: here it may be the same."""
-        return bool(self._ambiguous) and hash(_folded(path)) in self._ambiguous
-
-    def feed(self, data: bytes) -> None:
-        """Take a part of the output; raises MalformedAnswer, InvalidRequest for a huge tree."""
-        self._data += data
-        if len(self._data) > LISTING_BYTES:
-            raise InvalidRequest(f"{self._source}: {_too_many(len(self))}")
-        while (match := _ENTRY.match(self._data, self._parsed)) is not None:
-            self._take(_item(match), match.start())
-            self._parsed = match.end()
-        unparsed = len(self._data) - self._parsed
-        if unparsed > ENTRY_BYTES or self._data.count(b"\0", self._parsed) >= _FIELDS:
-            raise self._malformed(self._data[self._parsed : self._parsed + 64])
-
-    def add(self, items: Iterable[Item]) -> None:
-        """Take items that were not listed by `find`, but are in its order."""
-        for item in items:
-            mode = "" if item.mode is None else f"{item.mode:o}"
-            fields = (item.kind, mode, str(item.size), item.modified, item.path, item.target)
-            self.feed("".join(f"{field}\0" for field in fields).encode(errors="surrogateescape"))
-
-    def finish(self) -> None:
-        """Check the end of the output, and that no path occurs twice."""
-        if self._parsed < len(self._data) or not self._starts:
-            raise self._malformed(self._data[self._parsed : self._parsed + 64])
-        if repeated := _repeated(self._hashes):
-            path = next(item.path for item in self if hash(item.path) in repeated)
-            raise self._refused(path, "it occurs twice")
-        self._ambiguous = _repeated(self._folded_hashes)
-        self._hashes = self._folded_hashes = array("q")
-        self._open_directories = []
-
-    def _take(self, item: Item, start: int) -> None:
-        if len(self._starts) >= MAX_ENTRIES:
-            raise InvalidRequest(f"{self._source}: {_too_many(MAX_ENTRIES)}")
-        if not item.path:
-            if self._starts:
-                raise self._refused(item.path, "the top occurs twice")
-        else:
-            self._check_path(item.path)
-        if item.kind == "l" and not item.target:
-            raise self._refused(item.path, "a symlink without a target")
-        if item.size > _MAX_SIZE:
-            raise self._refused(item.path, "an impossible size")
-        if item.kind == "d":
-            self._open_directories.append(item.path)
-        self._starts.append(start)
-        self._kinds += item.kind.encode()
-        self._hashes.append(hash(item.path))
-        self._folded_hashes.append(hash(_folded(item.path)))
-
-    def _check_path(self, path: str) -> None:
-        parent, _, name = path.rpartition("/")
-        if (
-            name in ("", ".", "..")
-            or path.startswith("/")
-            or any(each in name for each in _SEPARATORS)
-        ):
-            raise self._refused(path, "it is not a name")
-        stack = self._open_directories
-        while stack and stack[-1] != parent:
-            stack.pop()
-        if not stack:
-            raise self._refused(path, "it is outside of the tree")
-
-    def _item(self, start: int) -> Item:
-        match = _ENTRY.match(self._data, start)
-        assert match is not None
-        return _item(match)
-
-    def _malformed(self, text: bytes | bytearray) -> MalformedAnswer:
-        return MalformedAnswer(f"{self._source}: the list of files is malformed at {bytes(text)!r}")
-
-    def _refused(self, path: str, reason: str) -> MalformedAnswer:
-        return MalformedAnswer(f"{self._source}: the server lists {path!r}: {reason}")
-
-
-def _item(match: re.Match[bytes]) -> Item:
-    kind, mode, size, modified, path, target = match.groups()
-    return Item(
-        path.decode("utf-8", "surrogateescape"),
-        kind.decode(),
-        int(mode, 8) & _PERMISSIONS if mode else None,
-        int(size),
-        modified.decode(),
-        target.decode("utf-8", "surrogateescape") if target else "",
-    )
-
-
-def _folded(path: str) -> str:
-    """A path as file systems compare it that ignore case or Unicode forms."""
-    if path.isascii():
-        return path.lower()
-    return unicodedata.normalize("NFC", path).casefold()
-
-
-def _repeated(hashes: array[int]) -> frozenset[int]:
-    ordered = sorted(hashes)
-    return frozenset(one for one, other in pairwise(ordered) if one == other)
-
-
-def _too_many(count: int) -> str:
-    return f"more than {count} entries: copy the directories in it one by one"
 
 
 class LocalTree:
@@ -384,6 +209,14 @@ class LocalTree:
         with self._named(item.path), self._parent(item.path) as (directory, name):
             directory.remove(part_path(name, item))
 
+    def remove(self, item: Item) -> None:
+        """Remove an entry that is there, or an empty directory."""
+        with self._named(item.path), self._parent(item.path) as (directory, name):
+            if item.kind == "d":
+                directory.remove_directory(name)
+            else:
+                directory.remove(name)
+
     def make_symlinks(self, items: Iterator[Item], fail: Callable[[str, OSError], None]) -> None:
         """Make symlinks, which replace files and other symlinks; `fail` is called for errors."""
         for item in items:
@@ -524,24 +357,66 @@ class Part:
 class Download(TreeCopy):
     """One download."""
 
+    def __init__(
+        self,
+        files: RemoteFiles,
+        commands: SystemCommands,
+        progress: Callable[[Progress], None] | None,
+        sandbox: Sandbox | None,
+        options: CopyOptions | None = None,
+        *,
+        session: ClientSession | None = None,
+    ) -> None:
+        super().__init__(files, commands, progress, sandbox, options, session=session)
+        self._tree = RemoteTree(files, commands, sandbox, self._tally, self._fail, session=session)
+
     async def copy(self, source: str, target: str) -> Transfer:
         """Copy the tree; raises OSError if its top cannot be written."""
         metadata = await self._files.stat(source)  # raises NotFound, the clearest error
-        listing = await self._scan(source, is_directory=metadata.is_directory)
+        listing = await self._tree.scan(
+            *(source, self._filter),
+            is_directory=metadata.is_directory,
+            needs_find=self._options.delete,
+        )
         top = next(iter(listing))
         if top.kind == "l":  # the server has followed it before
             raise InvalidRequest(f"{source}: {CHANGED}")
         for item in listing.of_kind("".join(set(listing.kinds) - set("fdl"))):
             error = InvalidRequest(f"{join(source, item.path)}: {SPECIAL}")
             self._fail(item.path, error)
+        extra = await self._find_extra(listing, target, is_directory=top.kind == "d")
+
+        async def is_unchanged(item: Item) -> bool:
+            return await self._is_unchanged(item, join(target, item.path), join(source, item.path))
+
+        if self._options.dry_run:
+            return await self._plan(self._not_failed(listing), extra, is_unchanged)
         self._tally.expect(self._not_failed(listing.of_kind("f")))
         tree = LocalTree(target, is_directory=top.kind == "d", is_ambiguous=listing.is_ambiguous)
+
+        async def remove(item: Item) -> None:
+            await asyncio.to_thread(tree.remove, item)
+
         try:
             await asyncio.to_thread(tree.open)
+            await self._delete(extra.in_the_way, remove)
             await self._fill(tree, listing, source, target)
+            await self._delete_others(extra.others, remove)
         finally:
             tree.close()
         return self._tally.result(self._not_failed(listing.of_kind("dl")))
+
+    async def _find_extra(self, listing: Listing, target: str, *, is_directory: bool) -> Extra:
+        """What the target has and the source has not; nothing unless it is to be deleted."""
+        excluded = self._end_of_source()
+        is_possible = self._may_delete(is_directory=is_directory)
+        if not is_possible or not await asyncio.to_thread(os.path.isdir, target):
+            return Extra.nothing(excluded)
+        check_not_root(await asyncio.to_thread(os.path.realpath, target), target)
+        tally = Tally(None)
+        existing = await asyncio.to_thread(scan, target, tally.fail, self._filter)
+        self._tally.left_out += (f"deletions: {each.error}" for each in tally.failed)
+        return extra_entries(listing, existing, self._kept(tally), excluded)
 
     async def _fill(self, tree: LocalTree, listing: Listing, source: str, target: str) -> None:
         """Create all entries: directories, then files, then symlinks."""
@@ -564,75 +439,6 @@ class Download(TreeCopy):
         if self._options.keep_times:
             for item in self._not_failed(listing.of_kind("d", deepest_first=True)):
                 await asyncio.to_thread(_set_time, join(target, item.path), item.time_ns)
-
-    async def _scan(self, source: str, *, is_directory: bool) -> Listing:
-        listing = Listing(source)
-        try:
-            await self._scan_with_find(source, listing)
-        except (RpcError, UnicodeEncodeError, Unsupported):
-            if not listing.is_empty:
-                raise
-        if listing.is_empty:
-            items = await self._scan_without_find(source, is_directory=is_directory)
-            listing.add(sorted(items, key=lambda item: item.path.split("/")))
-        listing.finish()
-        return listing
-
-    async def _scan_with_find(self, source: str, listing: Listing) -> None:
-        """List the tree; the listing stays empty if the machine has no GNU find."""
-        argv = ["find", "-H", source, "-printf", FIND_FORMAT]
-        find = HelperCommand(self._commands, self._sandbox, error_bytes=ERROR_BYTES)
-        async with aclosing(find.stdout(argv, f"{source}: a part of the list of files")) as output:
-            async for data in output:
-                listing.feed(data)
-        if find.exit_code and not listing.is_empty:
-            if len(find.errors) >= ERROR_BYTES:
-                raise InvalidRequest(f"{source}: too many entries cannot be read")
-            self._record_find_errors(source, listing, bytes(find.errors))
-
-    def _record_find_errors(self, source: str, listing: Listing, text: bytes) -> None:
-        """Record the entries that find could not read; all entries it has found are copied."""
-        for line in text.decode("utf-8", "surrogateescape").splitlines():
-            match = _FIND_ERROR.fullmatch(line)
-            path, reason = match.groups() if match else (source, line)
-            error = InvalidRequest(f"{path}: {reason}")
-            if path == source and len(listing) <= 1:
-                raise error  # find has found nothing but the top
-            self._tally.fail(path.removeprefix(source).lstrip("/"), error)
-
-    async def _scan_without_find(self, source: str, *, is_directory: bool) -> list[Item]:
-        """Scan with file methods alone, without modes and symlinks."""
-        if not is_directory:
-            return [await self._item(source, "")]
-        self._tally.left_out.append("modes and symlinks: the machine has no GNU find")
-        items = [Item("", "d", None, 0, "0")]
-        prefix = posixpath.normpath(source).rstrip("/") + "/"  # as servers normalise it
-        size = 0
-
-        def record(error: RpcError) -> None:
-            path = error.message.partition(": ")[0]
-            self._tally.fail(path.removeprefix(prefix), error)
-
-        async for entry in self._files.walk(source, on_error=record):
-            path = entry.path.removeprefix(prefix)
-            if "\0" in path or path == entry.path:
-                raise MalformedAnswer(f"{source}: the server lists {entry.path!r}")
-            if entry.is_directory:
-                items.append(Item(path, "d", None, 0, "0"))
-            else:
-                try:
-                    items.append(await self._item(entry.path, path))
-                except RpcError as error:
-                    self._fail(path, error)
-            size += len(path) + _ITEM_BYTES
-            if size > LISTING_BYTES:
-                raise InvalidRequest(f"{source}: more than {len(items)} entries")
-        return items
-
-    async def _item(self, source: str, path: str) -> Item:
-        metadata = await self._files.stat(source)
-        kind = "f" if metadata.is_file else "?"
-        return Item(path, kind, None, metadata.size, f"{metadata.modified:.3f}")
 
     async def _fetch_batches(self, tree: LocalTree, listing: Listing, source: str) -> set[str]:
         """Fetch small files together; returns the paths of those that were fetched."""
@@ -658,14 +464,18 @@ class Download(TreeCopy):
         await for_each_batch(self._not_failed(listing.of_kind("f")), source, fetch)
         return copied
 
+    async def _is_unchanged(self, item: Item, target: str, source: str) -> bool:
+        if self._options.sync is None:
+            return False
+        existing = await asyncio.to_thread(_size_and_time, target)
+        return await self._is_equal(item, existing, target, source)
+
     async def _fetch_if_changed(
         self, tree: LocalTree, item: Item, target: str, source: str
     ) -> None:
-        if self._options.sync is not None:
-            existing = await asyncio.to_thread(_size_and_time, target)
-            if await self._is_equal(item, existing, target, source):
-                self._tally.resume(item.path, item.size)
-                return
+        if await self._is_unchanged(item, target, source):
+            self._tally.skip(item.path, item.size)
+            return
         await self._fetch(tree, item, source)
         if self._options.keep_times:
             await asyncio.to_thread(_set_time, target, item.time_ns)

@@ -10,8 +10,9 @@ import asyncio
 import errno
 import hashlib
 import posixpath
+import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -23,10 +24,11 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, overload
+from itertools import groupby
+from typing import Any, Final, Literal, Protocol, TypeVar, overload
 
 from exec_server.client.arguments import decoded, encoded
-from exec_server.client.commands import SystemCommands
+from exec_server.client.commands import HELPER_OUTPUT_BYTES, SystemCommands
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import (
     AlreadyExists,
@@ -40,7 +42,9 @@ from exec_server.client.exceptions import (
     path_error,
 )
 from exec_server.client.results import Entry, NotCopied, Progress, Result, Stat, Transfer
+from exec_server.client.transfer.exclusion import VCS_PATTERNS, TreeFilter, ancestors
 from exec_server.client.transfer.local_directory import pread
+from exec_server.client.transfer.mirror import Extra, Item, depth, plan_of
 from exec_server.client.transfer.open_file import BLOCK_BYTES, FileReader, FileWriter
 from exec_server.errors import ConnectionLost, ExecServerError, RpcError, Unsupported
 from exec_server.protocol.sandbox import Sandbox
@@ -56,11 +60,16 @@ LARGE_AT_ONCE: Final = 2
 MAX_ENTRIES: Final = 1_000_000
 # Servers tell times in milliseconds.
 TIME_TOLERANCE: Final = 0.002
+# The rate is an average over these seconds, computed from at most this many samples.
+RATE_SECONDS: Final = 5.0
+RATE_SAMPLES: Final = 64
 # Longest file name on Linux.
 _NAME_BYTES: Final = 255
 
 SPECIAL: Final = "neither file, directory nor symlink"
 CHANGED: Final = "the file was changed while it was copied"
+_NOT_READ: Final = "deletions: none, because a part of the source could not be read"
+_NOT_COPIED: Final = "deletions: none, because not everything could be copied"
 
 # With a full disk every further file would fail.
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -108,7 +117,11 @@ class RemoteFiles(Protocol):
     async def stat(self, path: str) -> Stat: ...
 
     def walk(
-        self, path: str, *, on_error: Callable[[RpcError], None] | None = None
+        self,
+        path: str,
+        *,
+        on_error: Callable[[RpcError], None] | None = None,
+        depth: int | None = None,
     ) -> AsyncIterator[Entry]: ...
 
     async def realpath(self, path: str) -> str: ...
@@ -124,49 +137,63 @@ class RemoteFiles(Protocol):
     async def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> None: ...
 
 
-class Item(NamedTuple):
-    """An entry of a tree; `path` is relative to the top, and empty for the top itself."""
-
-    path: str
-    kind: str  # as in `find -printf %y`: f, d, l or another letter
-    mode: int | None
-    size: int
-    modified: str  # a version: it changes with the content
-    target: str = ""  # of a symlink
-
-    @property
-    def time_ns(self) -> int:
-        """The modification time in nanoseconds since 1970."""
-        *_, word = self.modified.split()
-        if " " in self.modified:
-            return int(word)
-        seconds, _, fraction = word.removeprefix("-").partition(".")
-        nanoseconds = int(seconds) * 1_000_000_000 + int(fraction[:9].ljust(9, "0"))
-        return -nanoseconds if word.startswith("-") else nanoseconds
-
-    @property
-    def time(self) -> float:
-        """The modification time in seconds since 1970, to about 200 ns."""
-        return self.time_ns / 1e9
-
-
 @dataclass(frozen=True, slots=True)
 class CopyOptions:
-    """`keep_times` sets modification times; `sync` skips files that are equal by this measure."""
+    """`keep_times` sets modification times; `sync` skips files that are equal by this measure.
+
+    `exclude` has patterns; `exclude_vcs` adds those of version control, `gitignore` those of the
+    source's ignore files. `delete` removes what the source has not; `dry_run` only tells.
+    """
 
     keep_times: bool = False
     sync: Literal["time", "checksum"] | None = None
+    exclude: Iterable[str] = ()
+    exclude_vcs: bool = False
+    gitignore: bool = False
+    delete: bool = False
+    dry_run: bool = False
 
     def __post_init__(self) -> None:
+        if self.delete and self.sync is None:
+            raise ValueError("delete needs sync='time' or sync='checksum'")
         if self.sync not in (None, "time", "checksum"):
             raise ValueError(f"sync must be 'time' or 'checksum', not {self.sync!r}")
+
+    def tree_filter(self) -> TreeFilter | None:
+        """A new filter, None if nothing is excluded; raises InvalidRequest for huge patterns."""
+        patterns = [*(VCS_PATTERNS if self.exclude_vcs else ()), *self.exclude]
+        is_needed = patterns or self.gitignore
+        return TreeFilter(patterns, gitignore=self.gitignore) if is_needed else None
+
+
+class Rate:
+    """Bytes per second over the last `RATE_SECONDS`."""
+
+    def __init__(self, now: float) -> None:
+        self._samples: deque[tuple[float, int]] = deque([(now, 0)], RATE_SAMPLES)
+
+    def update(self, copied: int, now: float) -> float:
+        """Take the number of bytes copied so far; returns the rate."""
+        if now - self._samples[-1][0] >= RATE_SECONDS / RATE_SAMPLES:
+            self._samples.append((now, copied))
+            while len(self._samples) > 2 and self._samples[1][0] < now - RATE_SECONDS:
+                self._samples.popleft()
+        when, before = self._samples[0]
+        return max(0.0, (copied - before) / (now - when)) if now > when else 0.0
 
 
 class Tally:
     """Counts copied entries and bytes, and reports the progress."""
 
-    def __init__(self, progress: Callable[[Progress], None] | None) -> None:
+    def __init__(
+        self,
+        progress: Callable[[Progress], None] | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._progress = progress
+        self._clock = clock
+        self._rate = Rate(clock())
+        self._skipped = 0
         self.total_bytes = 0
         self.total_files = 0
         self._done = 0
@@ -174,6 +201,7 @@ class Tally:
         self._files = 0
         self.left_out: list[str] = []
         self.failed: list[NotCopied] = []
+        self.deleted: list[str] = []
 
     def expect(self, items: Iterable[Item]) -> None:
         """Set the totals to those of all items."""
@@ -193,6 +221,11 @@ class Tally:
         self._done += count
         self._report(path)
 
+    def skip(self, path: str, count: int) -> None:
+        """Add the bytes of a file whose copy is there already."""
+        self._skipped += 1
+        self.resume(path, count)
+
     def finish(self, path: str) -> None:
         """Count a complete file."""
         self._files += 1
@@ -202,7 +235,9 @@ class Tally:
         if self._progress is not None:
             self._progress(
                 Progress(
-                    path, self._done, self.total_bytes, self._resumed, self._files, self.total_files
+                    *(path, self._done, self.total_bytes, self._resumed),
+                    *(self._files, self.total_files, self._skipped),
+                    self._rate.update(self._done - self._resumed, self._clock()),
                 )
             )
 
@@ -222,6 +257,7 @@ class Tally:
             resumed_bytes=self._resumed,
             left_out=tuple(self.left_out),
             failed=tuple(self.failed),
+            deleted=tuple(self.deleted),
         )
 
 
@@ -240,7 +276,12 @@ class TreeCopy:
     ) -> None:
         """With a `session`, many small files travel in one request."""
         self._options = options or CopyOptions()
-        self._session = session if self._options == CopyOptions() else None
+        is_plain = not self._options.keep_times and self._options.sync is None
+        self._session = session if is_plain else None
+        self._batch_session = session
+        self._filter = self._options.tree_filter()
+        if self._filter is not None and (self._options.delete or self._options.dry_run):
+            self._filter.excluded = []
         self._files = files
         self._commands = commands
         self._sandbox = sandbox
@@ -256,6 +297,80 @@ class TreeCopy:
         if path not in self._failed:
             self._failed.add(path)
             self._tally.fail(path, error)
+
+    def _end_of_source(self) -> list[str]:
+        """The excluded entries of the source; from now on the filter notes those of the target."""
+        if self._filter is None or self._filter.excluded is None:
+            return []
+        excluded, self._filter.excluded = self._filter.excluded, []
+        return excluded
+
+    def _may_delete(self, *, is_directory: bool) -> bool:
+        """Whether entries of the target are to be deleted: the source must be known completely."""
+        if not self._options.delete or not is_directory:
+            return False
+        if self._tally.failed:
+            self._tally.left_out.append(_NOT_READ)
+        return not self._tally.failed
+
+    def _kept(self, target: Tally) -> set[str]:
+        """Paths of the target that are not deleted: those above excluded and unreadable entries."""
+        excluded = (self._filter.excluded if self._filter is not None else None) or ()
+        unreadable = {each.path for each in target.failed}
+        return unreadable | ancestors((*excluded, *unreadable))
+
+    async def _delete(
+        self, items: Iterable[Item], remove: Callable[[Item], Awaitable[None]]
+    ) -> None:
+        """Delete entries of the target, the deepest ones first."""
+
+        async def delete(item: Item) -> None:
+            try:
+                await remove(item)
+            except (RpcError, SandboxDenied, OSError) as error:
+                self._tally.fail(item.path, error)
+            else:
+                self._tally.deleted.append(item.path)
+
+        for _, level in groupby(items, depth):
+            await for_each(list(level), delete)
+
+    async def _delete_others(
+        self, items: list[Item], remove: Callable[[Item], Awaitable[None]]
+    ) -> None:
+        """Delete what is in no way, unless something could not be copied."""
+        if items and self._tally.failed:
+            self._tally.left_out.append(_NOT_COPIED)
+        else:
+            await self._delete(items, remove)
+
+    async def _plan(
+        self, items: Iterable[Item], extra: Extra, is_unchanged: Callable[[Item], Awaitable[bool]]
+    ) -> Transfer:
+        """The result of a dry run."""
+        items = list(items)
+        skipped: set[str] = set()
+
+        async def compare(item: Item) -> None:
+            try:
+                if await is_unchanged(item):
+                    skipped.add(item.path)
+            except (RpcError, SandboxDenied, OSError) as error:
+                self._fail(item.path, error)
+
+        await for_each((item for item in items if item.kind == "f"), compare)
+        kinds = Counter(item.kind for item in items)
+        files = [item for item in items if item.kind == "f"]
+        return Transfer(
+            files=len(files),
+            directories=kinds["d"],
+            links=kinds["l"],
+            copied_bytes=sum(item.size for item in files if item.path not in skipped),
+            resumed_bytes=sum(item.size for item in files if item.path in skipped),
+            left_out=tuple(self._tally.left_out),
+            failed=tuple(self._tally.failed),
+            planned=plan_of(items, skipped, extra),
+        )
 
     def _copied(self, item: Item, size: int) -> None:
         """Count a small file that was copied with others."""
@@ -345,12 +460,19 @@ def join(top: str, path: str) -> str:
 
 
 async def run_xargs(
-    commands: SystemCommands, argv: Sequence[str], paths: Iterable[str], sandbox: Sandbox | None
+    commands: SystemCommands,
+    argv: Sequence[str],
+    paths: Iterable[str],
+    sandbox: Sandbox | None,
+    *,
+    output_limit: int = HELPER_OUTPUT_BYTES,
 ) -> Result:
     """Run a command with any number of further arguments, through xargs."""
     data = b"".join(encoded(path) + b"\0" for path in paths)
     words = ["xargs", "-0", *argv]
-    return await commands.run(words, input=data, env={"LC_ALL": "C"}, sandbox=sandbox)
+    return await commands.run(
+        words, input=data, env={"LC_ALL": "C"}, sandbox=sandbox, output_limit=output_limit
+    )
 
 
 def is_final(error: Exception) -> bool:

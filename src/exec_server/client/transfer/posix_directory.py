@@ -74,6 +74,11 @@ class Directory:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._descriptor)
 
+    def remove_directory(self, name: str) -> None:
+        """Remove an empty directory, if there is one."""
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(name, dir_fd=self._descriptor)
+
     def set_mode(self, name: str, mode: int) -> None:
         """Set the mode of a directory in this one."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

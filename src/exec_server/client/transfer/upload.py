@@ -6,23 +6,23 @@ import asyncio
 import errno
 import os
 import posixpath
-import stat
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from typing import BinaryIO, Final
 
-from exec_server.client.exceptions import SandboxDenied
+from exec_server.client.exceptions import NotADirectory, SandboxDenied
 from exec_server.client.results import Stat, Transfer
 from exec_server.client.transfer.batches import FILE_BYTES, FileBatch, for_each_batch
 from exec_server.client.transfer.batches import write as write_batch
-from exec_server.client.transfer.local_directory import file_mode, link_target, pread
+from exec_server.client.transfer.local_directory import pread
+from exec_server.client.transfer.local_scan import scan, version
+from exec_server.client.transfer.mirror import Extra, Item, check_not_root, extra_entries
 from exec_server.client.transfer.open_file import WRITE_BYTES
 from exec_server.client.transfer.plan import (
     CHANGED,
-    MAX_ENTRIES,
     SMALL_BYTES,
     SPECIAL,
-    Item,
+    Tally,
     TreeCopy,
     for_each,
     join,
@@ -30,6 +30,7 @@ from exec_server.client.transfer.plan import (
     replace,
     run_xargs,
 )
+from exec_server.client.transfer.remote_tree import RemoteTree
 from exec_server.errors import (
     ConnectionLost,
     ExecServerError,
@@ -44,7 +45,6 @@ from exec_server.errors import (
 # Attempts for a large file after lost connections.
 MAX_ATTEMPTS: Final = 5
 
-_KINDS: Final = {stat.S_IFREG: "f", stat.S_IFDIR: "d", stat.S_IFLNK: "l"}
 _APPEND: Final = 'truncate -s "$2" "$1" && exec head -c "$3" >> "$1"'
 # For an existing directory, `ln` would create the symlink inside of it.
 _LINK: Final = """
@@ -95,6 +95,13 @@ class TreeUpload(TreeCopy):
             # Deepest first: the new mode of a directory may deny access to its entries.
             await self._try("modes", ["chmod", f"{mode:o}"], sorted(paths, reverse=True))
 
+    async def _set_time(self, item: Item, target: str) -> None:
+        """Set the modification time of a copy."""
+        try:
+            await self._files.touch(target, modified_ns=item.time_ns)
+        except (RpcError, SandboxDenied) as error:
+            self._tally.left_out.append(f"times: {error}")
+
     async def _try(self, subject: str, argv: list[str], arguments: list[str]) -> None:
         """Run a command for many arguments; a failure is noted in `left_out`."""
         try:
@@ -112,12 +119,48 @@ class Upload(TreeUpload):
 
     async def copy(self, source: str, target: str) -> Transfer:
         """Copy the tree; raises OSError if its top cannot be read."""
-        items = await asyncio.to_thread(_scan, source, self._fail)
+        items = await asyncio.to_thread(scan, source, self._fail, self._filter)
         for item in items:
             if item.kind == "?":
                 self._fail(item.path, OSError(errno.EINVAL, SPECIAL, join(source, item.path)))
+        extra = await self._find_extra(items, target)
         items = list(self._not_failed(items))
+
+        async def is_unchanged(item: Item) -> bool:
+            return await self._is_unchanged(item, join(source, item.path), join(target, item.path))
+
+        if self._options.dry_run:
+            return await self._plan(items, extra, is_unchanged)
         self._tally.expect(items)
+
+        async def remove(item: Item) -> None:
+            await self._files.remove(join(target, item.path))
+
+        await self._delete(extra.in_the_way, remove)
+        await self._fill(items, source, target)
+        await self._delete_others(extra.others, remove)
+        return self._tally.result(list(self._not_failed(items)))
+
+    async def _find_extra(self, items: list[Item], target: str) -> Extra:
+        """What the target has and the source has not; nothing unless it is to be deleted."""
+        excluded = self._end_of_source()
+        if not self._may_delete(is_directory=items[0].kind == "d"):
+            return Extra.nothing(excluded)
+        metadata = await self._stat_or_none(target)
+        if metadata is None or not metadata.is_directory:
+            return Extra.nothing(excluded)
+        check_not_root(await self._files.realpath(target), target)
+        tally = Tally(None)
+        tree = RemoteTree(
+            *(self._files, self._commands, self._sandbox, tally, tally.fail),
+            session=self._batch_session,
+        )
+        existing = await tree.scan(target, self._filter, is_directory=True, needs_find=True)
+        self._tally.left_out += (f"deletions: {each.error}" for each in tally.failed)
+        return extra_entries(items, existing, self._kept(tally), excluded)
+
+    async def _fill(self, items: list[Item], source: str, target: str) -> None:
+        """Create all entries: directories, then files, then symlinks."""
 
         async def make(path: str) -> None:
             await self._make_directories(path, target)
@@ -126,7 +169,7 @@ class Upload(TreeUpload):
             here, there = join(source, item.path), join(target, item.path)
             await self._attempt(item, self._send_if_changed(item, here, there), here, there)
 
-        await for_each(_leaves(items), make)
+        await for_each(leaves(items), make)
         copied = await self._send_batches(source, target, items)
         files = (item for item in self._not_failed(items) if item.kind == "f")
         await for_each((item for item in files if item.path not in copied), send)
@@ -136,13 +179,6 @@ class Upload(TreeUpload):
         if self._options.keep_times:
             for item in reversed([item for item in items if item.kind == "d"]):
                 await self._set_time(item, join(target, item.path))
-        return self._tally.result(items)
-
-    async def _set_time(self, item: Item, target: str) -> None:
-        try:
-            await self._files.touch(target, modified_ns=item.time_ns)
-        except (RpcError, SandboxDenied) as error:
-            self._tally.left_out.append(f"times: {error}")
 
     async def _send_batches(self, source: str, target: str, items: list[Item]) -> set[str]:
         """Send small files together; returns the paths of those that were sent."""
@@ -164,17 +200,18 @@ class Upload(TreeUpload):
         await for_each_batch(self._not_failed(items), target, send)
         return copied
 
+    async def _is_unchanged(self, item: Item, source: str, target: str) -> bool:
+        if self._options.sync is None:
+            return False
+        existing = await self._stat_or_none(target)
+        is_file = existing is not None and existing.is_file
+        known = (existing.size, existing.modified) if existing is not None and is_file else None
+        return await self._is_equal(item, known, source, target)
+
     async def _send_if_changed(self, item: Item, source: str, target: str) -> None:
-        if self._options.sync is not None:
-            existing = await self._stat_or_none(target)
-            known = (
-                (existing.size, existing.modified)
-                if existing is not None and existing.is_file
-                else None
-            )
-            if await self._is_equal(item, known, source, target):
-                self._tally.resume(item.path, item.size)
-                return
+        if await self._is_unchanged(item, source, target):
+            self._tally.skip(item.path, item.size)
+            return
         await self._send(item, source, target)
         if self._options.keep_times:
             await self._set_time(item, target)
@@ -209,7 +246,7 @@ class Upload(TreeUpload):
                     if attempt == MAX_ATTEMPTS:
                         raise ConnectionLost(f"{target}: {interruption}") from None
                     offset = interruption.reached
-            if _version(os.fstat(file.fileno())) != item.modified:
+            if version(os.fstat(file.fileno())) != item.modified:
                 await self._files.remove(part, missing_ok=True)
                 raise OSError(errno.EBUSY, CHANGED, source)
         await self._finish(part, target, item)
@@ -217,7 +254,7 @@ class Upload(TreeUpload):
     async def _stat_or_none(self, path: str) -> Stat | None:
         try:
             return await self._files.stat(path)
-        except NotFound:
+        except (NotFound, NotADirectory):
             return None
 
     async def _resumable(self, file: BinaryIO, part: str, item: Item) -> int:
@@ -276,56 +313,7 @@ class _Interrupted(ExecServerError):
         self.reached = reached
 
 
-def _scan(top: str, fail: Callable[[str, OSError], None]) -> list[Item]:
-    """The tree, each directory before its entries; a symlink at the top counts as its target.
-
-    `fail` is called for an unreadable entry, and raises if that is the top.
-    """
-    items = []
-    for path, metadata in _walk(top, fail):
-        kind = _KINDS.get(stat.S_IFMT(metadata.st_mode), "?")
-        try:
-            target = link_target(join(top, path)) if kind == "l" else ""
-        except OSError as error:
-            fail(path, error)
-            continue
-        items.append(
-            Item(path, kind, file_mode(metadata), metadata.st_size, _version(metadata), target)
-        )
-        if len(items) > MAX_ENTRIES:
-            raise InvalidRequest(f"{top}: more than {MAX_ENTRIES} entries")
-    return items
-
-
-def _walk(top: str, fail: Callable[[str, OSError], None]) -> Iterator[tuple[str, os.stat_result]]:
-    metadata = os.stat(top)
-    yield "", metadata
-    unvisited = [""] if stat.S_ISDIR(metadata.st_mode) else []
-    while unvisited:
-        directory = unvisited.pop()
-        try:
-            with os.scandir(join(top, directory)) as listing:
-                entries = sorted(listing, key=lambda entry: entry.name)
-        except OSError as error:
-            fail(directory, error)
-            continue
-        for entry in entries:
-            path = f"{directory}/{entry.name}" if directory else entry.name
-            try:
-                metadata = entry.stat(follow_symlinks=False)
-            except OSError as error:
-                fail(path, error)
-                continue
-            yield path, metadata
-            if entry.is_dir(follow_symlinks=False):
-                unvisited.append(path)
-
-
-def _version(metadata: os.stat_result) -> str:
-    return f"{metadata.st_size} {metadata.st_mtime_ns}"
-
-
-def _leaves(items: list[Item]) -> list[str]:
+def leaves(items: list[Item]) -> list[str]:
     """The directories without directories below them: making these makes all."""
     directories = {item.path for item in items if item.kind == "d"}
     inner = {posixpath.dirname(path) for path in directories if path}

@@ -97,6 +97,11 @@ class Directory:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._entry(name))
 
+    def remove_directory(self, name: str) -> None:
+        """Remove an empty directory, if there is one."""
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(self._entry(name))
+
     def set_mode(self, name: str, mode: int) -> None:
         """Modes do not exist here."""
 

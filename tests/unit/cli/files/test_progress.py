@@ -7,14 +7,14 @@ import os
 import pytest
 
 from exec_server.cli.files import progress
-from exec_server.cli.files.progress import Meter, ProgressBar, format_duration, format_size
+from exec_server.cli.files.progress import ProgressBar, format_duration, format_size, progress_line
 from exec_server.client.results import Progress
 
 _MIB = 1_048_576
 
 
-def _state(done: int, total: int, resumed: int = 0, path: str = "") -> Progress:
-    return Progress(path, done, total, resumed, 0, 1)
+def _state(done: int, total: int, rate: float = 0, path: str = "") -> Progress:
+    return Progress(path, done, total, 0, 0, 1, 0, rate)
 
 
 @pytest.mark.parametrize(
@@ -43,57 +43,31 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_a_line_says_how_far_how_fast_and_how_long() -> None:
-    meter = Meter(now=100.0)
-    meter.update(10 * _MIB, now=101.0)
-    line = meter.line("file", _state(10 * _MIB, 40 * _MIB), now=101.0, columns=80)
+    line = progress_line("file", _state(10 * _MIB, 40 * _MIB, 10 * _MIB), elapsed=1.0, columns=80)
     assert line.split() == [
         *("file", "25%", "[#####---------------]"),
         *("10.0", "MiB", "10.0", "MiB/s", "0:03", "left"),
     ]
     assert len(line) < 80
-
-
-def test_what_was_resumed_does_not_count_for_the_rate() -> None:
-    meter = Meter(now=0.0)
-    meter.update(1 * _MIB, now=1.0)
-    line = meter.line("file", _state(31 * _MIB, 32 * _MIB, 30 * _MIB), now=1.0, columns=80)
-    assert "1.0 MiB/s" in line
-    assert "0:01 left" in line
-
-
-def test_the_rate_is_that_of_the_last_seconds() -> None:
-    meter = Meter(now=0.0)
-    for second in range(1, 61):
-        meter.update(_MIB * (second if second <= 50 else 50), now=float(second))
-    assert meter.rate(now=60.0) == 0
-    assert "-:-- left" in meter.line("f", _state(50, 100), now=60.0, columns=80)
-
-
-def test_measurements_are_bounded() -> None:
-    meter = Meter(now=0.0)
-    for step in range(10_000):
-        meter.update(step, now=step * 0.01)
-    assert len(meter._samples) <= progress.MAX_SAMPLES
+    assert "-:-- left" in progress_line("f", _state(50, 100), elapsed=60.0, columns=80)
 
 
 def test_the_end_shows_the_whole_time() -> None:
-    meter = Meter(now=0.0)
-    meter.update(100, now=75.0)
-    assert meter.line("f", _state(100, 100), now=75.0, columns=80).split()[-1] == "1:15"
-    assert " 100% " in meter.line("f", _state(0, 0), now=1.0, columns=80)
+    line = progress_line("f", _state(100, 100), elapsed=75.0, columns=80)
+    assert line.split()[-1] == "1:15"
+    assert " 100% " in progress_line("f", _state(0, 0), elapsed=1.0, columns=80)
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 200])
 def test_a_line_fits_the_terminal(columns: int) -> None:
-    meter = Meter(now=0.0)
     for label in ("n" * 300, "日本" * 100, "short"):
-        line = meter.line(label, _state(1, 2), now=1.0, columns=columns)
+        line = progress_line(label, _state(1, 2), elapsed=1.0, columns=columns)
         assert progress._width(line) < columns
         assert ("[" in line) == (columns >= 60)
 
 
 def test_names_do_nothing_to_the_terminal() -> None:
-    line = Meter(now=0.0).line("a\x1b[2J\nb", _state(1, 2), now=1.0, columns=80)
+    line = progress_line("a\x1b[2J\nb", _state(1, 2), elapsed=1.0, columns=80)
     assert "a\\x1b[2J\\nb" in line
 
 

@@ -17,8 +17,8 @@ from exec_server.client.exceptions import NotFound
 from exec_server.client.transfer import archive as module
 from exec_server.client.transfer.archive import ArchiveReader, ArchiveSource, Member, checked_member
 from exec_server.client.transfer.batches import BATCH_BYTES, BATCH_FILES, FILE_BYTES
+from exec_server.client.transfer.mirror import Item
 from exec_server.client.transfer.open_file import BLOCK_BYTES
-from exec_server.client.transfer.plan import Item
 from exec_server.errors import InvalidRequest
 
 pytestmark = pytest.mark.quick

@@ -18,7 +18,7 @@ from exec_server.client.transfer.batches import (
     batches_of,
     is_small,
 )
-from exec_server.client.transfer.plan import Item
+from exec_server.client.transfer.mirror import Item
 from exec_server.errors import InternalError, MalformedAnswer
 from exec_server.protocol.files import WriteFilesResult
 from exec_server.protocol.jsonrpc import Attached

@@ -10,9 +10,9 @@ from typing import Any, Self
 import pytest
 
 from exec_server.client.results import Chunk, Entry, Stat
-from exec_server.client.transfer import download as module
+from exec_server.client.transfer import remote_tree as module
 from exec_server.client.transfer.download import Download
-from exec_server.client.transfer.plan import Item
+from exec_server.client.transfer.mirror import Item
 from exec_server.errors import (
     ConnectionLost,
     InternalError,
@@ -74,7 +74,7 @@ class FakeMachine:
 
 
 def scanned(machine: FakeMachine, *, is_directory: bool = True) -> list[Item]:
-    return list(asyncio.run(machine.copying()._scan("/s", is_directory=is_directory)))
+    return list(asyncio.run(machine.copying()._tree.scan("/s", is_directory=is_directory)))
 
 
 def out(data: bytes, lost: int = 0) -> Chunk:
@@ -113,7 +113,7 @@ def test_errors_of_find_are_recorded() -> None:
     file = b"f\x00644\x001\x001\0x\0\0"
     machine = FakeMachine(out(TOP + file), Chunk("stderr", errors), code=1)
     copying = machine.copying()
-    asyncio.run(copying._scan("/s", is_directory=True))
+    asyncio.run(copying._tree.scan("/s", is_directory=True))
     assert [(each.path, str(each.error)) for each in copying._tally.failed] == [
         ("a", "/s/a: Permission denied"),
         ("", "/s: Input/output error"),

@@ -12,7 +12,8 @@ import pytest
 from exec_server.client.transfer import download
 from exec_server.client.transfer.download import LocalTree, Part
 from exec_server.client.transfer.local_directory import IS_SYMLINK
-from exec_server.client.transfer.plan import Item, part_path
+from exec_server.client.transfer.mirror import Item
+from exec_server.client.transfer.plan import part_path
 
 
 def item(path: str, kind: str = "f", mode: int | None = None, target: str = "") -> Item:

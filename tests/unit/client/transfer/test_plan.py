@@ -12,10 +12,11 @@ import pytest
 
 from exec_server.client.exceptions import SandboxDenied
 from exec_server.client.results import NotCopied, Progress, Transfer
-from exec_server.client.transfer import plan, upload
+from exec_server.client.transfer import local_scan, plan
+from exec_server.client.transfer.mirror import Item
 from exec_server.client.transfer.plan import (
     CopyOptions,
-    Item,
+    Rate,
     Tally,
     TreeCopy,
     for_each,
@@ -51,7 +52,7 @@ def test_paths_below_a_top() -> None:
 
 def test_a_tally_counts() -> None:
     told: list[Progress] = []
-    tally = Tally(told.append)
+    tally = Tally(told.append, clock=lambda: 0.0)
     items = [item("", "d"), item("a", size=10), item("b", size=5), item("c", "l")]
     tally.expect(items)
     tally.resume("a", 4)
@@ -62,6 +63,29 @@ def test_a_tally_counts() -> None:
     tally.fail("b", error)
     assert told[-1] == Progress("a", 10, 15, 4, 1, 2)
     assert tally.result(items) == Transfer(1, 1, 1, 6, 4, ("x",), (NotCopied("b", error),))
+
+
+def test_skipped_files_and_resumed_bytes_do_not_count_for_the_rate() -> None:
+    told: list[Progress] = []
+    now = 0.0
+    tally = Tally(told.append, clock=lambda: now)
+    now = 1.0
+    tally.skip("a", 1000)
+    tally.finish("a")
+    tally.advance("b", 50)
+    assert (told[-1].skipped_files, told[-1].bytes_per_second) == (1, 50.0)
+    assert told[-1].done_bytes == 1050
+
+
+def test_the_rate_is_that_of_the_last_seconds() -> None:
+    rate = Rate(now=0.0)
+    for second in range(1, 51):
+        assert rate.update(100 * second, now=float(second)) == 100
+    assert rate.update(5000, now=60.0) < 100
+    assert [rate.update(5000, now=second) for second in (66.0, 67.0)][-1] == 0
+    for step in range(10_000):
+        rate.update(5000, now=70 + step * 0.01)
+    assert len(rate._samples) <= plan.RATE_SAMPLES
 
 
 @pytest.mark.parametrize(
@@ -124,11 +148,11 @@ def test_the_first_failure_is_raised_alone() -> None:
 
 
 def test_a_tree_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(local_scan, "MAX_ENTRIES", 3)
     for name in "abc":
         (tmp_path / name).touch()
     with pytest.raises(InvalidRequest, match="more than 3 entries"):
-        upload._scan(str(tmp_path), fail)
+        local_scan.scan(str(tmp_path), fail)
     assert plan.MAX_ENTRIES > 3
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from exec_server.client.transfer import local_scan
 from exec_server.client.transfer import upload as module
 from exec_server.client.transfer.open_file import WRITE_BYTES
 
@@ -18,7 +19,7 @@ def test_a_tree_is_scanned_from_the_top_down(tmp_path: Path) -> None:
     (tmp_path / "d" / "f").chmod(0o4640)
     (tmp_path / "l").symlink_to("nowhere")
     os.mkfifo(tmp_path / "p")
-    items = module._scan(str(tmp_path), lambda path, error: pytest.fail(path))
+    items = local_scan.scan(str(tmp_path), lambda path, error: pytest.fail(path))
     kinds = {item.path: (item.kind, item.target) for item in items}
     assert kinds == {
         "": ("d", ""),
@@ -32,12 +33,12 @@ def test_a_tree_is_scanned_from_the_top_down(tmp_path: Path) -> None:
     assert all(os.path.dirname(path) in paths[:number] for number, path in enumerate(paths) if path)
     [file] = [item for item in items if item.kind == "f"]
     assert (file.size, file.mode) == (3, 0o640)
-    assert module._leaves(items) == ["d/e"]
+    assert module.leaves(items) == ["d/e"]
 
 
 def test_a_missing_top_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        module._scan(str(tmp_path / "none"), lambda path, error: pytest.fail(path))
+        local_scan.scan(str(tmp_path / "none"), lambda path, error: pytest.fail(path))
 
 
 def test_a_file_that_is_opened_too_late_is_closed(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exec_server.client.transfer import download as module
-from exec_server.client.transfer.download import Listing
-from exec_server.client.transfer.plan import Item
+from exec_server.client.transfer import remote_tree as module
+from exec_server.client.transfer.mirror import Item
+from exec_server.client.transfer.remote_tree import Listing
 from exec_server.errors import ExecServerError, InvalidRequest, MalformedAnswer
 
 TOP = b"d\x0041755\x004096\x001.5\0\0\0"
