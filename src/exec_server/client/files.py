@@ -552,8 +552,10 @@ class Files:
     ) -> int:
         """Replace a text that occurs exactly once in a file, or `all` its occurrences.
 
-        `old` may be a list of pairs of texts: all of them are replaced, or none. Returns the
-        number of replacements; raises RpcError with the reason if a text does not fit.
+        `old` may be a list of pairs of texts: all of them are replaced, or none. A text that does
+        not occur as it is may differ in line ends, or in blanks at the ends of lines; the file
+        keeps its line ends. Returns the number of replacements; raises EditNotFound, or
+        EditAmbiguous with `count` and `lines`.
         """
         edits = [wire.TextEdit(*pair, all) for pair in text_pairs(old, new)]
         params = wire.EditParams(self._paths.uri(path), edits)
@@ -562,7 +564,8 @@ class Files:
     async def apply_patch(self, patch: str, root: AnyPath = ".") -> builtins.list[ChangedFile]:
         """Apply a unified diff or a patch of Codex to the files below `root`.
 
-        A patch that does not fit changes nothing. Raises RpcError with the reason.
+        A patch that does not fit changes nothing, and raises PatchDoesNotApply. The counts of a
+        diff may be wrong, and its `@@` bare, if it fits one place alone.
         """
         if not isinstance(patch, str):
             raise TypeError(f"patch must be str, not {type(patch).__name__}")
