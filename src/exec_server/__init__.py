@@ -10,9 +10,10 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # not that of typing, whose import takes long
 if TYPE_CHECKING:
-    from exec_server.client.commands import OutputLimit
-    from exec_server.client.connect import connect
-    from exec_server.client.environment import Environment, NetworkRequest
+    from exec_server.client.arguments import AnyNetworkProxy, AnyPath, AnySandbox
+    from exec_server.client.commands import OnOutput, OutputLimit, OutputTarget, RunOptions
+    from exec_server.client.connect import ConnectOptions, connect
+    from exec_server.client.environment import Environment, NetworkRequest, OnNetworkRequest
     from exec_server.client.exceptions import (
         AlreadyExists,
         Busy,
@@ -40,9 +41,11 @@ if TYPE_CHECKING:
     )
     from exec_server.client.file_watch import FileWatch
     from exec_server.client.files import Files
+    from exec_server.client.http import Headers, HttpStream
     from exec_server.client.local_server import RunningServer, serve
+    from exec_server.client.output import Lines, Pattern
     from exec_server.client.port_forwarding import PortForward, ReversePort
-    from exec_server.client.process import DetachedProcess, Process
+    from exec_server.client.process import DetachedProcess, OutputIterator, Process
     from exec_server.client.results import (
         ChangedFile,
         Chunk,
@@ -61,6 +64,8 @@ if TYPE_CHECKING:
         Stat,
         Transfer,
     )
+    from exec_server.client.transfer.archive import AnyArchive
+    from exec_server.client.transfer.open_file import FileReader, FileWriter
     from exec_server.errors import (
         CertificateRejected,
         ConnectFailed,
@@ -86,40 +91,66 @@ if TYPE_CHECKING:
         StdinClosed,
         Unsupported,
     )
+    from exec_server.protocol.decoding import Call
+    from exec_server.protocol.process import (
+        DetachedProcessInfo,
+        EndedBy,
+        ProcessId,
+        ProcessInfo,
+        Stream,
+    )
+    from exec_server.protocol.sandbox import Denial, Operation
+    from exec_server.protocol.session import Capabilities, EnvironmentInfo, Shell
 
 __version__ = "0.3.0.dev0"
 
 __all__ = [
     "AlreadyExists",
+    "AnyArchive",
+    "AnyNetworkProxy",
+    "AnyPath",
+    "AnySandbox",
     "Busy",
+    "Call",
+    "Capabilities",
     "CertificateRejected",
     "ChangedFile",
     "Chunk",
     "CommandDenied",
     "CommandFailed",
     "ConnectFailed",
+    "ConnectOptions",
     "ConnectionLost",
     "CrossDevice",
+    "Denial",
     "DetachedProcess",
+    "DetachedProcessInfo",
     "DiskUsage",
     "EditAmbiguous",
     "EditNotFound",
+    "EndedBy",
     "Entry",
     "Environment",
+    "EnvironmentInfo",
     "ExecServerError",
     "FileChange",
     "FileContent",
     "FileError",
+    "FileReader",
     "FileWatch",
+    "FileWriter",
     "Files",
     "Found",
     "GrepMatch",
     "HandshakeReset",
+    "Headers",
+    "HttpStream",
     "InternalError",
     "InvalidParams",
     "InvalidRequest",
     "IsADirectory",
     "Line",
+    "Lines",
     "LinkLoop",
     "MalformedAnswer",
     "MethodNotFound",
@@ -132,13 +163,21 @@ __all__ = [
     "NotCopied",
     "NotEmpty",
     "NotFound",
+    "OnNetworkRequest",
+    "OnOutput",
+    "Operation",
+    "OutputIterator",
     "OutputLimit",
+    "OutputTarget",
     "PatchDoesNotApply",
+    "Pattern",
     "PatternNotFound",
     "PermissionDenied",
     "PortError",
     "PortForward",
     "Process",
+    "ProcessId",
+    "ProcessInfo",
     "ProcessLost",
     "ProgramNotFound",
     "Progress",
@@ -150,14 +189,17 @@ __all__ = [
     "Result",
     "ReversePort",
     "RpcError",
+    "RunOptions",
     "RunProgress",
     "RunningServer",
     "SandboxDenied",
     "SessionAttached",
     "SessionLost",
+    "Shell",
     "StartupError",
     "Stat",
     "StdinClosed",
+    "Stream",
     "Timeout",
     "Transfer",
     "Unsupported",
@@ -168,26 +210,35 @@ __all__ = [
 
 # Modules of names; the others are in `errors`.
 _MODULES = {
-    "client.connect": ("connect",),
-    "client.environment": ("Environment", "NetworkRequest"),
+    "client.arguments": ("AnyNetworkProxy", "AnyPath", "AnySandbox"),
+    "client.commands": ("OnOutput", "OutputLimit", "OutputTarget", "RunOptions"),
+    "client.connect": ("ConnectOptions", "connect"),
+    "client.environment": ("Environment", "NetworkRequest", "OnNetworkRequest"),
     "client.exceptions": (
         *("AlreadyExists", "Busy", "CommandDenied", "CommandFailed", "CrossDevice", "FileError"),
         *("IsADirectory", "LinkLoop", "NameTooLong", "NoSpace", "NotADirectory", "NotAFile"),
         *("NotAllCopied", "NotEmpty", "NotFound", "PatternNotFound", "PermissionDenied"),
         *("PortError", "ProgramNotFound", "ReadOnly", "SandboxDenied", "Timeout"),
-        "WorkingDirectoryNotFound",
+        *("WorkingDirectoryNotFound",),
     ),
     "client.file_watch": ("FileWatch",),
     "client.files": ("Files",),
+    "client.http": ("Headers", "HttpStream"),
     "client.local_server": ("RunningServer", "serve"),
-    "client.commands": ("OutputLimit",),
+    "client.output": ("Lines", "Pattern"),
     "client.port_forwarding": ("PortForward", "ReversePort"),
-    "client.process": ("DetachedProcess", "Process"),
+    "client.process": ("DetachedProcess", "OutputIterator", "Process"),
     "client.results": (
         *("ChangedFile", "Chunk", "DiskUsage", "Entry", "FileChange", "FileContent", "Found"),
         *("GrepMatch", "Line", "NotCopied", "Progress", "Response", "Result", "RunProgress"),
         *("Stat", "Transfer"),
     ),
+    "client.transfer.archive": ("AnyArchive",),
+    "client.transfer.open_file": ("FileReader", "FileWriter"),
+    "protocol.decoding": ("Call",),
+    "protocol.process": ("DetachedProcessInfo", "EndedBy", "ProcessId", "ProcessInfo", "Stream"),
+    "protocol.sandbox": ("Denial", "Operation"),
+    "protocol.session": ("Capabilities", "EnvironmentInfo", "Shell"),
 }
 
 

@@ -303,6 +303,7 @@ def test_servers_and_this_machine() -> None:
     with sync.serve(token=token) as server, sync.connect(server.url, token=token) as env:
         assert env.run(["echo", "x"]).text == "x\n"
         assert env.processes()[0].argv == ["echo", "x"]
+        assert repr(server) == f"<sync.RunningServer {server.url}, pid {server.pid}, open>"
     with sync.Environment.local() as env:
         assert env.run(["echo", "y"]).text == "y\n"
     # asyncio's own thread that waits for a child may take a moment longer.

@@ -133,6 +133,11 @@ class Files:
         self._commands = commands
         self._sandbox = session.features.file_sandbox(sandbox_object(sandbox, paths))
 
+    def __repr__(self) -> str:
+        confined = "" if self._sandbox is None else ", sandboxed"
+        user = "" if self._user is None else f", as user {self._user}"
+        return f"<Files, relative paths start at {self._paths.cwd}{confined}{user}>"
+
     @property
     def _capabilities(self) -> Capabilities:
         return self._session.features.capabilities  # of the current session

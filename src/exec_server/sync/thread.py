@@ -297,7 +297,7 @@ class Blocking(Generic[A]):
         self._inner = inner
 
     def __repr__(self) -> str:
-        return f"<exec_server.sync of {self._inner!r}>"
+        return repr(self._inner).replace("<", "<sync.", 1)
 
 
 class Attribute(Generic[T]):

@@ -101,6 +101,9 @@ class _OpenFile(Handle):
         self._path = path
         self._handle = HandleId("")
 
+    def _target(self) -> str:
+        return self._path
+
     def _check_open(self) -> None:
         if not self.is_open:
             how = "it was closed" if self._handle else "await the file, or use it with `async with`"
