@@ -65,7 +65,8 @@ if TYPE_CHECKING:
         Transfer,
     )
     from exec_server.client.transfer.archive import AnyArchive
-    from exec_server.client.transfer.open_file import FileReader, FileWriter
+    from exec_server.client.transfer.open_file import FileAppender, FileReader, FileWriter
+    from exec_server.client.transfer.text_file import TextReader, TextWriter
     from exec_server.errors import (
         CertificateRejected,
         ConnectFailed,
@@ -133,6 +134,7 @@ __all__ = [
     "Environment",
     "EnvironmentInfo",
     "ExecServerError",
+    "FileAppender",
     "FileChange",
     "FileContent",
     "FileError",
@@ -200,6 +202,8 @@ __all__ = [
     "Stat",
     "StdinClosed",
     "Stream",
+    "TextReader",
+    "TextWriter",
     "Timeout",
     "Transfer",
     "Unsupported",
@@ -234,7 +238,8 @@ _MODULES = {
         *("Stat", "Transfer"),
     ),
     "client.transfer.archive": ("AnyArchive",),
-    "client.transfer.open_file": ("FileReader", "FileWriter"),
+    "client.transfer.open_file": ("FileAppender", "FileReader", "FileWriter"),
+    "client.transfer.text_file": ("TextReader", "TextWriter"),
     "protocol.decoding": ("Call",),
     "protocol.process": ("DetachedProcessInfo", "EndedBy", "ProcessId", "ProcessInfo", "Stream"),
     "protocol.sandbox": ("Denial", "Operation"),

@@ -20,10 +20,19 @@ from exec_server.sync.environment import (
     connect,
     serve,
 )
-from exec_server.sync.files import FileReader, Files, FileWatch, FileWriter
+from exec_server.sync.files import (
+    FileAppender,
+    FileReader,
+    Files,
+    FileWatch,
+    FileWriter,
+    TextReader,
+    TextWriter,
+)
 
 __all__ = [
     "Environment",
+    "FileAppender",
     "FileReader",
     "FileWatch",
     "FileWriter",
@@ -33,6 +42,8 @@ __all__ = [
     "Process",
     "ReversePort",
     "RunningServer",
+    "TextReader",
+    "TextWriter",
     "connect",
     "serve",
 ]
