@@ -1,7 +1,34 @@
-"""A daemon that runs processes and file operations for a coding agent, and a client for it.
+"""Run commands and change files on another machine: a daemon for coding agents, and its client.
 
-The names of the client are imported on first use, so that the daemon starts without them.
+`exec-server --listen ws://127.0.0.1:7700` serves a machine; `connect` gives an Environment of it,
+and `Environment.local()` one of this machine, with a server of its own:
+
+    import asyncio
+    from exec_server import Environment  # or connect("ws://127.0.0.1:7700")
+
+    async def main():
+        async with Environment.local() as env:
+            result = await env.run(["uname", "-s"], timeout=10, check=True)
+            print(result.text, result.exit_code)
+            await env.files.write_text("/tmp/hello.txt", "hello")
+            async with env.start(["tail", "-n1", "-f", "/tmp/hello.txt"]) as process:
+                print(await process.read_until("hello"))
+            await env.files.remove("/tmp/hello.txt")
+
+    asyncio.run(main())
+
+Where to look next:
+
+    exec_server.sync    the same without async, for scripts, threads and notebooks
+    Environment         commands, files, ports and HTTP requests: help(exec_server.Environment)
+    Files, Process      env.files, and what env.start() gives
+    ExecServerError     the base of all exceptions; FileError is an OSError, Timeout a TimeoutError
+    exec-server --help  the command line: exec, cp, ls, edit, port, mcp and others
+
+docs/tutorial.md in the repository is a tour, docs/client.md the guide with examples of everything.
 """
+
+# The names are imported on first use, so that the daemon starts without the client.
 
 # Nothing else is imported here: with `python -m` the working directory comes first until `__main__`
 # drops it, and it may have a file of any name, also of `__future__`. The interpreter has loaded

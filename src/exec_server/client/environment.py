@@ -238,6 +238,13 @@ class Environment(Handle):
     time it takes; calls that may not be repeated raise ConnectionLost. If the session cannot be
     resumed, because the server was restarted for example, everything raises SessionLost, until
     `reconnect` opens a new one.
+
+    Commands: `run` waits for the end, `shell` and `python` take a text, `run_many` a list;
+    `start` gives a Process to talk to, detached if it is to outlive the connection; `attach`,
+    `processes` and `detached_processes` find those that run.
+    Files: `files`, such as `await env.files.read_text("README.md")`.
+    Network: `forward_port`, `reverse_port`, `wait_for_port`, `http`, `http_stream`.
+    About the machine: `info`, `cwd`, `home`, `temp_dir`, and `capabilities` of its server.
     """
 
     def __init__(
