@@ -1,7 +1,34 @@
-"""A daemon that runs processes and file operations for a coding agent, and a client for it.
+"""Run commands and change files on another machine: a daemon for coding agents, and its client.
 
-The names of the client are imported on first use, so that the daemon starts without them.
+`exec-server --listen ws://127.0.0.1:7700` serves a machine; `connect` gives an Environment of it,
+and `Environment.local()` one of this machine, with a server of its own:
+
+    import asyncio
+    from exec_server import Environment  # or connect("ws://127.0.0.1:7700")
+
+    async def main():
+        async with Environment.local() as env:
+            result = await env.run(["uname", "-s"], timeout=10, check=True)
+            print(result.text, result.exit_code)
+            await env.files.write_text("/tmp/hello.txt", "hello")
+            async with env.start(["tail", "-n1", "-f", "/tmp/hello.txt"]) as process:
+                print(await process.read_until("hello"))
+            await env.files.remove("/tmp/hello.txt")
+
+    asyncio.run(main())
+
+Where to look next:
+
+    exec_server.sync    the same without async, for scripts, threads and notebooks
+    Environment         commands, files, ports and HTTP requests: help(exec_server.Environment)
+    Files, Process      env.files, and what env.start() gives
+    ExecServerError     the base of all exceptions; FileError is an OSError, Timeout a TimeoutError
+    exec-server --help  the command line: exec, cp, ls, edit, port, mcp and others
+
+docs/tutorial.md in the repository is a tour, docs/client.md the guide with examples of everything.
 """
+
+# The names are imported on first use, so that the daemon starts without the client.
 
 # Nothing else is imported here: with `python -m` the working directory comes first until `__main__`
 # drops it, and it may have a file of any name, also of `__future__`. The interpreter has loaded
@@ -10,9 +37,10 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # not that of typing, whose import takes long
 if TYPE_CHECKING:
-    from exec_server.client.commands import OutputLimit
-    from exec_server.client.connect import connect
-    from exec_server.client.environment import Environment, NetworkRequest
+    from exec_server.client.arguments import AnyNetworkProxy, AnyPath, AnySandbox
+    from exec_server.client.commands import OnOutput, OutputLimit, OutputTarget, RunOptions
+    from exec_server.client.connect import ConnectOptions, connect
+    from exec_server.client.environment import Environment, NetworkRequest, OnNetworkRequest
     from exec_server.client.exceptions import (
         AlreadyExists,
         Busy,
@@ -40,9 +68,11 @@ if TYPE_CHECKING:
     )
     from exec_server.client.file_watch import FileWatch
     from exec_server.client.files import Files
+    from exec_server.client.http import Headers, HttpStream
     from exec_server.client.local_server import RunningServer, serve
+    from exec_server.client.output import Lines, Pattern
     from exec_server.client.port_forwarding import PortForward, ReversePort
-    from exec_server.client.process import DetachedProcess, Process
+    from exec_server.client.process import DetachedProcess, OutputIterator, Process
     from exec_server.client.results import (
         ChangedFile,
         Chunk,
@@ -63,10 +93,15 @@ if TYPE_CHECKING:
         Stat,
         Transfer,
     )
+    from exec_server.client.transfer.archive import AnyArchive
+    from exec_server.client.transfer.open_file import FileAppender, FileReader, FileWriter
+    from exec_server.client.transfer.text_file import TextReader, TextWriter
     from exec_server.errors import (
         CertificateRejected,
         ConnectFailed,
         ConnectionLost,
+        EditAmbiguous,
+        EditNotFound,
         ExecServerError,
         HandshakeReset,
         InternalError,
@@ -74,6 +109,7 @@ if TYPE_CHECKING:
         InvalidRequest,
         MalformedAnswer,
         MethodNotFound,
+        PatchDoesNotApply,
         ProcessLost,
         RegistryError,
         RegistryUnavailable,
@@ -85,39 +121,68 @@ if TYPE_CHECKING:
         StdinClosed,
         Unsupported,
     )
+    from exec_server.protocol.decoding import Call
+    from exec_server.protocol.process import (
+        DetachedProcessInfo,
+        EndedBy,
+        ProcessId,
+        ProcessInfo,
+        Stream,
+    )
+    from exec_server.protocol.sandbox import Denial, Operation
+    from exec_server.protocol.session import Capabilities, EnvironmentInfo, Shell
 
 __version__ = "0.3.0.dev0"
 
 __all__ = [
     "AlreadyExists",
+    "AnyArchive",
+    "AnyNetworkProxy",
+    "AnyPath",
+    "AnySandbox",
     "Busy",
+    "Call",
+    "Capabilities",
     "CertificateRejected",
     "ChangedFile",
     "Chunk",
     "CommandDenied",
     "CommandFailed",
     "ConnectFailed",
+    "ConnectOptions",
     "ConnectionLost",
     "ConnectionStatus",
     "CrossDevice",
+    "Denial",
     "DetachedProcess",
+    "DetachedProcessInfo",
     "DiskUsage",
+    "EditAmbiguous",
+    "EditNotFound",
+    "EndedBy",
     "Entry",
     "Environment",
+    "EnvironmentInfo",
     "ExecServerError",
+    "FileAppender",
     "FileChange",
     "FileContent",
     "FileError",
+    "FileReader",
     "FileWatch",
+    "FileWriter",
     "Files",
     "Found",
     "GrepMatch",
     "HandshakeReset",
+    "Headers",
+    "HttpStream",
     "InternalError",
     "InvalidParams",
     "InvalidRequest",
     "IsADirectory",
     "Line",
+    "Lines",
     "LinkLoop",
     "MalformedAnswer",
     "MethodNotFound",
@@ -130,13 +195,22 @@ __all__ = [
     "NotCopied",
     "NotEmpty",
     "NotFound",
+    "OnNetworkRequest",
+    "OnOutput",
+    "Operation",
+    "OutputIterator",
     "OutputLimit",
+    "OutputTarget",
+    "PatchDoesNotApply",
+    "Pattern",
     "PatternNotFound",
     "PermissionDenied",
     "Planned",
     "PortError",
     "PortForward",
     "Process",
+    "ProcessId",
+    "ProcessInfo",
     "ProcessLost",
     "ProgramNotFound",
     "Progress",
@@ -148,14 +222,19 @@ __all__ = [
     "Result",
     "ReversePort",
     "RpcError",
+    "RunOptions",
     "RunProgress",
     "RunningServer",
     "SandboxDenied",
     "SessionAttached",
     "SessionLost",
+    "Shell",
     "StartupError",
     "Stat",
     "StdinClosed",
+    "Stream",
+    "TextReader",
+    "TextWriter",
     "Timeout",
     "Transfer",
     "Unsupported",
@@ -166,26 +245,36 @@ __all__ = [
 
 # Modules of names; the others are in `errors`.
 _MODULES = {
-    "client.connect": ("connect",),
-    "client.environment": ("Environment", "NetworkRequest"),
+    "client.arguments": ("AnyNetworkProxy", "AnyPath", "AnySandbox"),
+    "client.commands": ("OnOutput", "OutputLimit", "OutputTarget", "RunOptions"),
+    "client.connect": ("ConnectOptions", "connect"),
+    "client.environment": ("Environment", "NetworkRequest", "OnNetworkRequest"),
     "client.exceptions": (
         *("AlreadyExists", "Busy", "CommandDenied", "CommandFailed", "CrossDevice", "FileError"),
         *("IsADirectory", "LinkLoop", "NameTooLong", "NoSpace", "NotADirectory", "NotAFile"),
         *("NotAllCopied", "NotEmpty", "NotFound", "PatternNotFound", "PermissionDenied"),
         *("PortError", "ProgramNotFound", "ReadOnly", "SandboxDenied", "Timeout"),
-        "WorkingDirectoryNotFound",
+        *("WorkingDirectoryNotFound",),
     ),
     "client.file_watch": ("FileWatch",),
     "client.files": ("Files",),
+    "client.http": ("Headers", "HttpStream"),
     "client.local_server": ("RunningServer", "serve"),
-    "client.commands": ("OutputLimit",),
+    "client.output": ("Lines", "Pattern"),
     "client.port_forwarding": ("PortForward", "ReversePort"),
-    "client.process": ("DetachedProcess", "Process"),
+    "client.process": ("DetachedProcess", "OutputIterator", "Process"),
     "client.results": (
         *("ChangedFile", "Chunk", "ConnectionStatus", "DiskUsage", "Entry", "FileChange"),
         *("FileContent", "Found", "GrepMatch", "Line", "NotCopied", "Planned", "Progress"),
         *("Response", "Result", "RunProgress", "Stat", "Transfer"),
     ),
+    "client.transfer.archive": ("AnyArchive",),
+    "client.transfer.open_file": ("FileAppender", "FileReader", "FileWriter"),
+    "client.transfer.text_file": ("TextReader", "TextWriter"),
+    "protocol.decoding": ("Call",),
+    "protocol.process": ("DetachedProcessInfo", "EndedBy", "ProcessId", "ProcessInfo", "Stream"),
+    "protocol.sandbox": ("Denial", "Operation"),
+    "protocol.session": ("Capabilities", "EnvironmentInfo", "Shell"),
 }
 
 

@@ -97,6 +97,52 @@ class InvalidRequest(RpcError):
     code = -32600
 
 
+# Changes of texts that do not fit, which `reason` in the `data` of the error names on the wire.
+class PatchDoesNotApply(InvalidRequest):
+    """A patch is malformed, or does not fit the files that it changes; nothing was changed."""
+
+    reason = "patchDoesNotApply"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.data = {"reason": self.reason}
+
+
+class EditNotFound(InvalidRequest):
+    """The old text of an edit does not occur in the file; nothing was changed."""
+
+    reason = "editNotFound"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.data = {"reason": self.reason}
+
+
+class EditAmbiguous(InvalidRequest):
+    """The old text of an edit occurs several times in the file; nothing was changed."""
+
+    reason = "editAmbiguous"
+
+    @classmethod
+    def at(cls, message: str, count: int, lines: list[int]) -> Self:
+        """The error for `count` occurrences, the first of which begin in these lines."""
+        error = cls(message)
+        error.data = {"reason": cls.reason, "count": count, "lines": lines}
+        return error
+
+    @property
+    def count(self) -> int:
+        """How often the text occurs; 0 if the server does not tell."""
+        count = self.data.get("count") if isinstance(self.data, dict) else None
+        return count if isinstance(count, int) else 0
+
+    @property
+    def lines(self) -> tuple[int, ...]:
+        """The lines, from 1, in which the first occurrences begin."""
+        lines = self.data.get("lines") if isinstance(self.data, dict) else None
+        return tuple(lines) if isinstance(lines, list) else ()
+
+
 class MethodNotFound(RpcError):
     """The server does not know the method."""
 

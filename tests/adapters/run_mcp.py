@@ -177,7 +177,7 @@ async def check_limits(client: Client, command: str) -> None:
     assert "kill_process" in await refusal(client, "exec_command", cmd="true")
     lines = (await call(client, "list_processes")).splitlines()
     assert [": Exited with code 0;" in line for line in lines].count(True) == MAX_ENDED
-    assert [": Running, " in line for line in lines].count(True) == MAX_RUNNING
+    assert [": Running; " in line for line in lines].count(True) == MAX_RUNNING
 
 
 def test_cancellation_and_the_end_kill(server_url: str) -> None:

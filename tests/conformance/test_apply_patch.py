@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exec_server.patching.hunks import PatchFailed
+from exec_server.errors import PatchDoesNotApply
 from exec_server.patching.patch import parse_patch, plan
 from tests.support.client import reference_binary
 
@@ -67,7 +67,7 @@ def of_reference(folder: Path, text: str, patch: str) -> str | None:
 def of_ours(text: str, patch: str) -> str | None:
     try:
         (change,) = plan(parse_patch(patch), "/", {"/f": text.encode()}.get)
-    except PatchFailed:
+    except PatchDoesNotApply:
         return None
     return None if change.new is None else change.new.decode()
 

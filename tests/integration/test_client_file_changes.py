@@ -12,10 +12,12 @@ from tests.support.client_targets import ClientTarget
 from exec_server import (
     AlreadyExists,
     ChangedFile,
+    EditAmbiguous,
+    EditNotFound,
     Environment,
     IsADirectory,
     NotFound,
-    RpcError,
+    PatchDoesNotApply,
     SandboxDenied,
     Unsupported,
 )
@@ -114,14 +116,18 @@ def test_edits(there: ClientTarget, folder: Path) -> None:
         assert await env.files.edit(file, "one", "1") == 1
         assert await env.files.edit(file, [("1", "eins"), ("two", "zwei")]) == 2
         assert file.read_text() == "eins\nzwei\n"
-        with pytest.raises(RpcError, match="the old text occurs 2 times"):
+        with pytest.raises(EditAmbiguous, match="f: the old text occurs 2 times") as raised:
             await env.files.edit(file, "e", "x")
+        assert (raised.value.count, raised.value.lines) == (2, (1, 2))
         assert await env.files.edit(file, "e", "x", all=True) == 2
-        with pytest.raises(RpcError, match="does not occur"):
+        with pytest.raises(EditNotFound, match="does not occur"):
             await env.files.edit(file, [("xins", "y"), ("missing", "z")])
         assert file.read_text() == "xins\nzwxi\n"
         with pytest.raises(TypeError, match="needs the new text"):
             await env.files.edit(file, "x")
+        file.write_bytes(b"if a:  \r\n    b\r\n")
+        assert await env.files.edit(file, "if a:\n    b\n", "if a:\n    c\n    d\n") == 1
+        assert file.read_bytes() == b"if a:  \r\n    c\r\n    d\r\n"
 
     there.play(scene)
 
@@ -144,9 +150,14 @@ def test_patches(there: ClientTarget, folder: Path) -> None:
         assert await env.files.apply_patch(diff, folder) == [ChangedFile("g", "modified")]
         assert (folder / "g").read_text() == "1\n2\n"
         assert (folder / "g").stat().st_mode & 0o777 == 0o600
-        with pytest.raises(RpcError, match="hunk 1 does not fit g"):
+        with pytest.raises(PatchDoesNotApply, match="hunk 1 does not fit g"):
             await env.files.apply_patch(diff, folder)
-        with pytest.raises(RpcError, match="outside of the root"):
+        bare = "--- a/g\n+++ b/g\n@@\n-1\n+one\n 2\n"
+        assert await env.files.apply_patch(bare, folder) == [ChangedFile("g", "modified")]
+        wrong = "--- a/g\n+++ b/g\n@@ -7,9 +7,2 @@\n-one\n+1\n"
+        assert await env.files.apply_patch(wrong, folder) == [ChangedFile("g", "modified")]
+        assert (folder / "g").read_text() == "1\n2\n"
+        with pytest.raises(PatchDoesNotApply, match="outside of the root"):
             await env.files.apply_patch(diff.replace("/g", "/../g"), folder)
 
     there.play(scene)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.support.client_targets import (
 from tests.support.trees import make_tree, tree
 
 from exec_server import (
+    AlreadyExists,
     Environment,
     NotAFile,
     NotFound,
@@ -292,11 +294,59 @@ def test_a_file_block_by_block(there: ClientTarget, tmp_path: Path) -> None:
             assert await reader.read() == b"more"
         with pytest.raises(NotFound):
             await env.files.open(tmp_path / "none").__aenter__()
-        with pytest.raises(ValueError, match="'rb' or 'wb'"):
-            env.files.open(tmp_path / "f", "ab")  # type: ignore[call-overload]
 
     there.play(scene)
     assert (tmp_path / "f").read_bytes() == data + b"more"
+
+
+def test_text_is_written_and_read_by_lines(there: ClientTarget, tmp_path: Path) -> None:
+    async def scene(env: Environment) -> None:
+        path = tmp_path / "f"
+        async with env.files.open(path, "w", newline="\r\n") as writer:
+            await writer.write("grün\nzwei\n")
+            await writer.flush()
+        async with env.files.open(path, "a") as writer:
+            await writer.write("drei")
+        async with env.files.open(path, "ab") as appender:
+            await appender.write(b"\n")
+            await appender.flush()
+            assert appender.written == 1
+            assert path.read_bytes() == "grün\r\nzwei\r\ndrei\n".encode()
+        async with env.files.open(path, "r") as reader:
+            assert await reader.readline() == "grün\n"
+            assert [line async for line in reader] == ["zwei\n", "drei\n"]
+            assert await reader.read() == ""
+        async with env.files.open(path, "rt", newline="") as reader:
+            assert await reader.read(7) == "grün\r\nz"
+            assert await reader.read() == "wei\r\ndrei\n"
+
+    there.play(scene)
+
+
+def test_a_new_file_is_made_only_once(there: ClientTarget, tmp_path: Path) -> None:
+    async def scene(env: Environment) -> None:
+        async with env.files.open(tmp_path / "new", "x") as writer:
+            await writer.write("text")
+        for mode in ("x", "xb"):
+            with pytest.raises(AlreadyExists):
+                await env.files.open(tmp_path / "new", mode)
+        with contextlib.suppress(RuntimeError):
+            async with env.files.open(tmp_path / "other", "xb") as other:
+                await other.write(b"half")
+                raise RuntimeError
+        with contextlib.suppress(RuntimeError):
+            async with env.files.open(tmp_path / "new", "w") as writer:
+                await writer.write("half")
+                raise RuntimeError
+        async with env.files.open(tmp_path / "log", "a") as log:
+            pass
+        assert not log.is_open
+
+    there.play(scene)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "new": "text",
+        "log": "",
+    }
 
 
 def test_sizes_around_a_block(there: ClientTarget, tmp_path: Path) -> None:

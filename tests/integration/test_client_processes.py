@@ -299,6 +299,12 @@ def test_what_runs(there: ClientTarget) -> None:
                 ["sleep", "100"],
                 True,
             )
+            assert await env.processes(running=True) == [listed]
+            assert await env.processes(running=False) == []
+            await process.kill(wait=True)
+            assert process.exit_code == 137
+            assert await env.processes(running=True) == []
+            assert [each.exit_code for each in await env.processes(running=False)] == [137]
 
     there.play(scene)
 

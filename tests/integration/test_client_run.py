@@ -111,10 +111,11 @@ def test_the_end_of_the_input_of_a_terminal(there: ClientTarget, data: bytes) ->
     there.play(scene)
 
 
-def test_input_is_bytes(there: ClientTarget) -> None:
+def test_input_is_bytes_or_a_text(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
-        with pytest.raises(TypeError, match="input must be bytes, not str"):
-            await env.run(["cat"], input="text")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="input must be bytes or str, not int"):
+            await env.run(["cat"], input=3)  # type: ignore[arg-type]
+        assert (await env.run(["cat"], input="grün")).stdout == "grün".encode()
         for data in (bytearray(b"xyz"), memoryview(b"xyz")):
             ended = await env.run(["cat"], input=data)  # type: ignore[arg-type]
             assert ended.stdout == b"xyz"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import signal
@@ -30,7 +31,7 @@ from exec_server import (
     sync,
 )
 from exec_server.client import environment, files, http, local_server, process
-from exec_server.client.transfer import open_file
+from exec_server.client.transfer import open_file, text_file
 from exec_server.protocol.session import INFO
 
 
@@ -53,9 +54,8 @@ def test_everything_is_there_without_async(name: str) -> None:
     def names(of: type) -> set[str]:
         return {name for name in dir(of) if not name.startswith(("_", "on_"))} - {"aclose"}
 
-    async_one: dict[str, type] = {"HttpStream": http.HttpStream, "FileReader": open_file.FileReader}
-    async_one |= {"FileWriter": open_file.FileWriter, "Files": files.Files}
-    missing = names(async_one.get(name) or getattr(exec_server, name)) - names(getattr(sync, name))
+    internal = {"path", "take_lines", "put_back"}
+    missing = names(getattr(exec_server, name)) - names(getattr(sync, name)) - internal
     assert missing == set()
 
 
@@ -133,6 +133,33 @@ def test_files(env: sync.Environment, tmp_path: Path) -> None:
     env.files.download(tmp_path / "up", tmp_path / "down")
     assert (tmp_path / "down" / "g").read_bytes() == b"1"
     assert seen[-1].done_files == 1
+
+
+def test_text_files(env: sync.Environment, tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    with env.files.open(path, "x") as writer:
+        writer.write("one\ntwo\nthree\nfour")
+    with env.files.open(path, "r") as reader:
+        assert next(reader) == "one\n"
+        assert reader.readline() == "two\n"
+        for line in reader:
+            assert line == "three\n"
+            break
+        assert reader.read() == "four"
+        assert list(reader) == []
+    with env.files.open(path, "ab") as appender:
+        appender.write(b"\n")
+    with contextlib.suppress(RuntimeError), env.files.open(path, "w") as writer:
+        raise RuntimeError
+    assert path.read_text() == "one\ntwo\nthree\nfour\n"
+    log = env.files.open(path, "a")
+    log.write("five")
+    log.close()
+    log.close()
+    with env.files.open(path, "rt") as reader:
+        assert [*reader][-1] == "five"
+    with env.files.open(path) as blocks:
+        assert b"".join(blocks).endswith(b"five")
 
 
 def test_http(env: sync.Environment) -> None:
@@ -303,6 +330,7 @@ def test_servers_and_this_machine() -> None:
     with sync.serve(token=token) as server, sync.connect(server.url, token=token) as env:
         assert env.run(["echo", "x"]).text == "x\n"
         assert env.processes()[0].argv == ["echo", "x"]
+        assert repr(server) == f"<sync.RunningServer {server.url}, pid {server.pid}, open>"
     with sync.Environment.local() as env:
         assert env.run(["echo", "y"]).text == "y\n"
     # asyncio's own thread that waits for a child may take a moment longer.
@@ -319,11 +347,14 @@ def test_servers_and_this_machine() -> None:
         (sync.RunningServer, local_server.RunningServer),
         (sync.FileReader, open_file.FileReader),
         (sync.FileWriter, open_file.FileWriter),
+        (sync.FileAppender, open_file.FileAppender),
+        (sync.TextReader, text_file.TextReader),
+        (sync.TextWriter, text_file.TextWriter),
     ],
 )
 def test_the_names_are_the_same(ours: type, theirs: type) -> None:
     """Whatever the async class has, this one has with the same parameters and defaults."""
-    internal = {"read_some", "is_over"}
+    internal = {"read_some", "is_over", "path", "take_lines", "put_back"}
     names = {name for name in dir(theirs) if not name.startswith(("_", "on_"))} - internal
     assert names
     for name in names:

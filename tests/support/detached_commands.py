@@ -12,12 +12,12 @@ import pytest
 from exec_server.cli.targets import Target
 from exec_server.client.results import Chunk
 from exec_server.errors import ExecServerError, InvalidRequest
-from exec_server.protocol.process import ListedDetached, ProcessId
+from exec_server.protocol.process import DetachedProcessInfo, ProcessId
 
 TARGET = Target(label="box", url="ws://127.0.0.1:7700")
 
 
-def listed(name: str = "web", **members: Any) -> ListedDetached:
+def listed(name: str = "web", **members: Any) -> DetachedProcessInfo:
     values: dict[str, Any] = {
         "argv": ["node", "app.js"],
         "tty": False,
@@ -32,7 +32,7 @@ def listed(name: str = "web", **members: Any) -> ListedDetached:
         "idle_timeout_ms": None,
         "ended_by": None,
     }
-    return ListedDetached(name, **(values | members))
+    return DetachedProcessInfo(name, **(values | members))
 
 
 class FakeProcess:
@@ -87,7 +87,7 @@ class FakeProcess:
 class FakeEnvironment:
     """The detached processes of a server."""
 
-    def __init__(self, *processes: ListedDetached) -> None:
+    def __init__(self, *processes: DetachedProcessInfo) -> None:
         self.listed = list(processes)
         self.chunks: list[Chunk] = []
         self.lost_bytes = 0
@@ -99,7 +99,7 @@ class FakeEnvironment:
         self.info: Any = None
         self.session = self
 
-    async def detached_processes(self) -> list[ListedDetached]:
+    async def detached_processes(self) -> list[DetachedProcessInfo]:
         return self.listed
 
     def attach(self, name: str, *, after: int = 0) -> FakeProcess:

@@ -262,7 +262,7 @@ LAYERS = [
         ("errors", "client", "sync", "adapters", "arguments", "commands"),
     ),
     # Every module may import the package for its version, users for the names it loads lazily.
-    Layer(0, "version", ("",), ("errors", "client", "local server")),
+    Layer(0, "version", ("",), ("errors", "protocol", "client", "local server")),
 ]
 
 

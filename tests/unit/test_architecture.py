@@ -30,6 +30,7 @@ UNIT_TESTS = TESTS / "unit"
 # About the package as a whole: its structure, and its types as a user's type checker sees them.
 UNIT_TESTS_OF_NO_MODULE = {
     "test_adapter_suites.py",
+    "test_exports.py",
     "test_architecture.py",
     "test_prose.py",
     "test_reference_difference.py",

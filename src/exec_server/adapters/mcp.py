@@ -26,7 +26,7 @@ from exec_server.client.arguments import AnySandbox, PathResolver, sandbox_objec
 from exec_server.client.environment import Environment
 from exec_server.client.results import Entry
 from exec_server.errors import ExecServerError, InvalidParams
-from exec_server.patching.patch import Edit, apply_edits
+from exec_server.patching.edits import Edit, apply_edits
 
 try:
     from mcp.server.mcpserver import Context, MCPServer
@@ -399,7 +399,7 @@ def _entry_line(entry: Entry) -> str:
 
 
 def _diff_after(old: str, edits: list[Edit], path: str) -> str:
-    """The diff of some edits; raises InvalidParams or PatchFailed."""
+    """The diff of some edits; raises InvalidParams or PatchDoesNotApply."""
     for edit in edits:
         _encoded(edit.new)
     new, _ = apply_edits(old, edits)

@@ -148,7 +148,7 @@ def diff_texts(old: str, new: str, path: str) -> str:
     """A unified diff of the two texts; a note if the changes are far apart."""
     if old == new:
         return "nothing has changed"
-    before, after = old.split("\n"), new.split("\n")
+    before, after = _lines(old), _lines(new)
     start = _common(before, after)
     end = _common(before[start:][::-1], after[start:][::-1])
     changed = max(len(before), len(after)) - start - end
@@ -165,11 +165,23 @@ def diff_texts(old: str, new: str, path: str) -> str:
         diff.append(f"@@ -{old_range} +{_line_range(first + new_start, new_end - new_start)} @@")
         for tag, a, b, c, d in group:
             if tag == "equal":
-                diff += [f" {line}" for line in old_lines[a:b]]
+                diff += [_marked(" ", line) for line in old_lines[a:b]]
             else:
-                diff += [f"-{line}" for line in old_lines[a:b]]
-                diff += [f"+{line}" for line in new_lines[c:d]]
+                diff += [_marked("-", line) for line in old_lines[a:b]]
+                diff += [_marked("+", line) for line in new_lines[c:d]]
     return "\n".join(diff)
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a text with their ends, which only the last one may lack."""
+    *lines, last = text.split("\n")
+    return [f"{line}\n" for line in lines] + ([last] if last else [])
+
+
+def _marked(mark: str, line: str) -> str:
+    if line.endswith("\n"):
+        return f"{mark}{line[:-1]}"
+    return f"{mark}{line}\n\\ No newline at end of file"
 
 
 def found_path(folder: str, name: str) -> str:
@@ -377,7 +389,8 @@ class _Session:
 
     def line(self) -> str:
         command = self._command if len(self._command) <= 200 else f"{self._command[:200]}…"
-        return f"session_id={self.id}: {self._state()}; {self.output.size} bytes: {command!r}"
+        state = self._state().replace(f", session_id={self.id}", "")
+        return f"session_id={self.id}: {state}; {self.output.size} bytes: {command!r}"
 
     def _state(self) -> str:
         process = self.process

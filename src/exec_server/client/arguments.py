@@ -164,10 +164,12 @@ def argv_list(argv: Iterable[AnyPath]) -> list[str]:
     return words
 
 
-def input_bytes(data: bytes | None) -> bytes | None:
-    """The input of a command, None if there is none; raises TypeError if it is no bytes."""
+def input_bytes(data: bytes | str | None) -> bytes | None:
+    """The input of a command, a text in UTF-8, None if there is none; raises TypeError."""
+    if isinstance(data, str):
+        data = data.encode()
     if data is not None and not isinstance(data, bytes | bytearray | memoryview):
-        raise TypeError(f"input must be bytes, not {type(data).__name__}")
+        raise TypeError(f"input must be bytes or str, not {type(data).__name__}")
     return bytes(data) if data else None
 
 

@@ -49,7 +49,7 @@ _NO_PROGRAM: Final = 127
 OnOutput = Callable[[Chunk], Awaitable[None] | None]
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 # A local file by its path, an open file of bytes or text such as `sys.stdout`, or a logger.
-Target = str | os.PathLike[str] | io.IOBase | Logger
+OutputTarget = str | os.PathLike[str] | io.IOBase | Logger
 
 # A longer line is logged in pieces.
 LOGGED_CHARACTERS = 65_536
@@ -62,7 +62,7 @@ class Delivery:
     """The receivers of a command's output, for `async with`; a terminal's output is stdout."""
 
     def __init__(
-        self, on_output: OnOutput | None, stdout: Target | None, stderr: Target | None
+        self, on_output: OnOutput | None, stdout: OutputTarget | None, stderr: OutputTarget | None
     ) -> None:
         """Raises TypeError for a target of another type, ValueError for `stderr="stdout"`."""
         if stderr == "stdout":  # in other libraries it merges the streams
@@ -214,13 +214,13 @@ _STDOUT: Stream = "stdout"
 _STDERR: Stream = "stderr"
 
 
-def _is_same_path(stdout: Target | None, stderr: Target | None) -> bool:
+def _is_same_path(stdout: OutputTarget | None, stderr: OutputTarget | None) -> bool:
     if isinstance(stdout, str | os.PathLike) and isinstance(stderr, str | os.PathLike):
         return os.path.realpath(stdout) == os.path.realpath(stderr)
     return False
 
 
-def _writer(target: Target, stream: Stream) -> _Writer:
+def _writer(target: OutputTarget, stream: Stream) -> _Writer:
     if isinstance(target, str | os.PathLike):
         return _PathWriter(target)
     if isinstance(target, logging.Logger | logging.LoggerAdapter):
@@ -517,7 +517,7 @@ class RunOptions(TypedDict, total=False):
     env: Mapping[str, AnyPath] | None
     clean_env: bool
     timeout: float | None
-    input: bytes | None
+    input: bytes | str | None
     sandbox: AnySandbox | None
     tty: bool
     merge_stderr: bool
@@ -527,8 +527,8 @@ class RunOptions(TypedDict, total=False):
     output_limit: int | OutputLimit
     leave_running: bool
     on_output: OnOutput | None
-    stdout: Target | None
-    stderr: Target | None
+    stdout: OutputTarget | None
+    stderr: OutputTarget | None
 
 
 async def run_many(

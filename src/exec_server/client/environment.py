@@ -32,11 +32,17 @@ from exec_server.client.results import ConnectionStatus, Response, Result, RunPr
 from exec_server.errors import ConnectFailed, InvalidParams, NotFound, Unsupported
 from exec_server.protocol.decoding import Call
 from exec_server.protocol.network import POLICY_REQUEST, Answer, PolicyParams, PolicyResult
-from exec_server.protocol.process import LIST, LIST_DETACHED, Listed, ListedDetached, StartParams
+from exec_server.protocol.process import (
+    LIST,
+    LIST_DETACHED,
+    DetachedProcessInfo,
+    ProcessInfo,
+    StartParams,
+)
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
 if TYPE_CHECKING:
-    from exec_server.client.commands import OnOutput, OutputLimit, RunOptions, Target
+    from exec_server.client.commands import OnOutput, OutputLimit, OutputTarget, RunOptions
     from exec_server.client.files import Files
     from exec_server.client.http import Headers, HttpStream
     from exec_server.client.polyfills import Polyfills
@@ -233,6 +239,13 @@ class Environment(Handle):
     time it takes; calls that may not be repeated raise ConnectionLost. If the session cannot be
     resumed, because the server was restarted for example, everything raises SessionLost, until
     `reconnect` opens a new one.
+
+    Commands: `run` waits for the end, `shell` and `python` take a text, `run_many` a list;
+    `start` gives a Process to talk to, detached if it is to outlive the connection; `attach`,
+    `processes` and `detached_processes` find those that run.
+    Files: `files`, such as `await env.files.read_text("README.md")`.
+    Network: `forward_port`, `reverse_port`, `wait_for_port`, `http`, `http_stream`.
+    About the machine: `info`, `cwd`, `home`, `temp_dir`, and `capabilities` of its server.
     """
 
     def __init__(
@@ -436,7 +449,7 @@ class Environment(Handle):
         env: Mapping[str, AnyPath] | None = None,
         clean_env: bool = False,
         timeout: float | None = None,  # noqa: ASYNC109 - Timeout carries the output
-        input: bytes | None = None,  # noqa: A002 - the name in subprocess
+        input: bytes | str | None = None,  # noqa: A002 - the name in subprocess
         sandbox: AnySandbox | None = None,
         tty: bool = False,
         merge_stderr: bool = False,
@@ -446,14 +459,14 @@ class Environment(Handle):
         output_limit: int | OutputLimit = OUTPUT_BYTES,
         leave_running: bool = True,
         on_output: OnOutput | None = None,
-        stdout: Target | None = None,
-        stderr: Target | None = None,
+        stdout: OutputTarget | None = None,
+        stderr: OutputTarget | None = None,
     ) -> Result:
         """Run a command until it exits, and return its output and exit code.
 
         The command runs in `cwd` (default: the server's directory) with the server's environment
-        updated by `env`, or with `env` alone if `clean_env` is set. Without `input` its stdin is
-        empty. A `sandbox` is "read-only", "workspace-write" (with `cwd` as workspace) or an object
+        updated by `env`, or with `env` alone if `clean_env` is set. Its stdin is `input` (a text in
+        UTF-8) or empty. A `sandbox` is "read-only", "workspace-write" (in `cwd`) or an object
         of the protocol, as is `network_proxy`, the only way out of a sandbox. `on_output` is called
         with each Chunk; `stdout` and `stderr` are local paths, open files or loggers;
         `merge_stderr` makes both `stdout`, in the order of writing. A `user`, by name or number,
@@ -606,7 +619,7 @@ class Environment(Handle):
             self.session, self._processes, None, argv=(), name=name, label=name, after=after
         )
 
-    async def detached_processes(self) -> list[ListedDetached]:
+    async def detached_processes(self) -> list[DetachedProcessInfo]:
         """List the detached processes of the server, of all its clients; raises Unsupported."""
         check_support(self._connected)
         return (await self._connected.call(LIST_DETACHED, None, is_retryable=True)).processes
@@ -628,11 +641,15 @@ class Environment(Handle):
         """
         await wait_for_port(self.files.read, port, timeout)
 
-    async def processes(self) -> list[Listed]:
-        """List the processes of this session; raises Unsupported if the server cannot."""
+    async def processes(self, *, running: bool | None = None) -> list[ProcessInfo]:
+        """List the processes of this session, or only those that run, or that have exited.
+
+        Raises Unsupported if the server cannot.
+        """
         if not self.capabilities.process_list:
             raise Unsupported("processList", "keep the processes that start() returns instead")
-        return (await self._connected.call(LIST, None, is_retryable=True)).processes
+        listed = (await self._connected.call(LIST, None, is_retryable=True)).processes
+        return [each for each in listed if running is None or each.running is running]
 
     async def http(
         self,

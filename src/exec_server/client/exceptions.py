@@ -236,8 +236,27 @@ def error_number(message: str) -> int | None:
     return None if match is None else local_number(int(match[1]))
 
 
+# By the `reason` in the `data` of the error.
+_CHANGE_ERRORS: Final[dict[object, type[RpcError]]] = {
+    kind.reason: kind
+    for kind in (errors.PatchDoesNotApply, errors.EditNotFound, errors.EditAmbiguous)
+}
+
+
+def _change_error(error: RpcError) -> RpcError:
+    """The error of its own class, if an edit or a patch does not fit."""
+    reason = error.data.get("reason") if isinstance(error.data, dict) else None
+    kind = _CHANGE_ERRORS.get(reason) if isinstance(reason, str) else None
+    if kind is None:
+        return error
+    result = kind(error.message)
+    result.code, result.data = error.code, error.data
+    return result
+
+
 def file_error(error: RpcError, path: str, target: str | None = None) -> RpcError:
-    """The error with the paths in its text, of the class that fits its number."""
+    """The error with the paths in its text, of the class that fits its number or reason."""
+    error = _change_error(error)
     number = error_number(error.message)
     if number is None and type(error) is errors.NotFound:
         number = errno.ENOENT

@@ -52,6 +52,9 @@ class FileWatch(Handle):
         self._unread: deque[FileChange] = deque()
         self._changed = asyncio.Event()
 
+    def _target(self) -> str:
+        return self._name
+
     def __aiter__(self) -> Self:
         return self
 

@@ -63,11 +63,14 @@ from exec_server.client.results import (
 from exec_server.client.transfer import batches
 from exec_server.client.transfer.open_file import (
     READ_BYTES,
+    FileAppender,
     FileReader,
     FileWriter,
     too_large_error,
 )
+from exec_server.client.transfer.opening import FileOpener
 from exec_server.client.transfer.plan import CopyOptions
+from exec_server.client.transfer.text_file import TextFormat, TextReader, TextWriter
 from exec_server.errors import InternalError, InvalidRequest, MalformedAnswer, RpcError, Unsupported
 from exec_server.protocol import files as wire
 from exec_server.protocol.decoding import Call
@@ -133,6 +136,11 @@ class Files:
         self._paths = paths
         self._commands = commands
         self._sandbox = session.features.file_sandbox(sandbox_object(sandbox, paths))
+
+    def __repr__(self) -> str:
+        confined = "" if self._sandbox is None else ", sandboxed"
+        user = "" if self._user is None else f", as user {self._user}"
+        return f"<Files, relative paths start at {self._paths.cwd}{confined}{user}>"
 
     @property
     def _capabilities(self) -> Capabilities:
@@ -241,34 +249,60 @@ class Files:
     def open(self, path: AnyPath, mode: Literal["rb"] = "rb", *, offset: int = 0) -> FileReader: ...
 
     @overload
+    def open(self, path: AnyPath, mode: Literal["xb"]) -> FileWriter: ...
+
+    @overload
     def open(self, path: AnyPath, mode: Literal["wb"], *, in_place: bool = False) -> FileWriter: ...
 
+    @overload
+    def open(self, path: AnyPath, mode: Literal["ab"]) -> FileAppender: ...
+
+    @overload
     def open(
-        self, path: AnyPath, mode: str = "rb", *, offset: int = 0, in_place: bool = False
-    ) -> FileReader | FileWriter:
-        """A file of any size that `await` or `async with` opens, to read (`rb`) or replace (`wb`).
+        self,
+        path: AnyPath,
+        mode: Literal["r", "rt"],
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> TextReader: ...
 
-        Reading starts at `offset`. A new content is written beside the file and takes its place
-        at the end of the block, or by `aclose`; after an exception in the block the file is
-        unchanged. With `in_place` the file itself is truncated and written.
+    @overload
+    def open(
+        self,
+        path: AnyPath,
+        mode: Literal["w", "wt", "a", "at", "x", "xt"],
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> TextWriter: ...
+
+    def open(
+        self,
+        path: AnyPath,
+        mode: str = "rb",
+        *,
+        offset: int = 0,
+        in_place: bool = False,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> FileReader | FileWriter | FileAppender | TextReader | TextWriter:
+        """A file of any size that `await` or `async with` opens, in a mode of the built-in `open`.
+
+        The modes are `rb`, `wb`, `ab` and `xb`, and those of text: `r`, `w`, `a` and `x`, with
+        `encoding` (UTF-8), `errors` and `newline`. Reading starts at `offset`. A new content is
+        written beside the file and takes its place at the end of the block, or by `aclose`; after
+        an exception in the block the file is unchanged, or a new one (`x`, AlreadyExists) removed.
+        With `in_place` the file itself is truncated and written. Appended data is sent at once.
         """
-        uri = self._paths.uri(path)
-        if mode == "rb":
-            params = wire.OpenParams(wire.HandleId(""), uri, "read", self._sandbox, user=self._user)
-            return FileReader(self._session, params, path_text(path), offset)
-        if mode != "wb":
-            raise ValueError(f"mode must be 'rb' or 'wb', not {mode!r}")
-        if not self._writes_blocks:
-            raise Unsupported("fileWriteStreaming", "write the whole file with files.write()")
-        params = wire.OpenParams(wire.HandleId(""), uri, "replace", self._sandbox, user=self._user)
-        replacement = None
-        if not in_place:
-            target = self._paths.absolute(path)
-            spawn = self._session.spawn
-            from exec_server.client.transfer.plan import AtomicReplacement
-
-            replacement = AtomicReplacement(self, self._commands, self._sandbox, target, spawn)
-        return FileWriter(self._session, params, path_text(path), replacement)
+        opener = FileOpener(
+            self, self._session, self._paths, self._commands, self._sandbox, self._user
+        )
+        text = TextFormat(encoding, errors, newline)
+        return opener.open(path, mode, text, offset=offset, in_place=in_place)
 
     async def stat(self, path: AnyPath, *, follow_links: bool = True) -> Stat:
         """The metadata of a path.
@@ -566,8 +600,10 @@ class Files:
     ) -> int:
         """Replace a text that occurs exactly once in a file, or `all` its occurrences.
 
-        `old` may be a list of pairs of texts: all of them are replaced, or none. Returns the
-        number of replacements; raises RpcError with the reason if a text does not fit.
+        `old` may be a list of pairs of texts: all of them are replaced, or none. A text that does
+        not occur as it is may differ in line ends, or in blanks at the ends of lines; the file
+        keeps its line ends. Returns the number of replacements; raises EditNotFound, or
+        EditAmbiguous with `count` and `lines`.
         """
         edits = [wire.TextEdit(*pair, all) for pair in text_pairs(old, new)]
         params = wire.EditParams(self._paths.uri(path), edits)
@@ -576,7 +612,8 @@ class Files:
     async def apply_patch(self, patch: str, root: AnyPath = ".") -> builtins.list[ChangedFile]:
         """Apply a unified diff or a patch of Codex to the files below `root`.
 
-        A patch that does not fit changes nothing. Raises RpcError with the reason.
+        A patch that does not fit changes nothing, and raises PatchDoesNotApply. The counts of a
+        diff may be wrong, and its `@@` bare, if it fits one place alone.
         """
         if not isinstance(patch, str):
             raise TypeError(f"patch must be str, not {type(patch).__name__}")

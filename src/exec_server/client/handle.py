@@ -30,6 +30,14 @@ class _State(Enum):
 
 
 _USABLE = frozenset({_State.OPEN, _State.ENTERED})
+_WORDS = {
+    _State.NEW: "not open",
+    _State.OPENING: "opening",
+    _State.OPEN: "open",
+    _State.ENTERED: "open",
+    _State.CLOSING: "closing",
+    _State.CLOSED: "closed",
+}
 
 
 class Handle(ABC):
@@ -48,6 +56,15 @@ class Handle(ABC):
     @abstractmethod
     async def _close(self) -> None:
         """Close; called at most once, after `_open` has returned, perhaps in another task."""
+
+    def _target(self) -> str:
+        """What the handle leads to, without secrets, for its representation."""
+        return ""
+
+    def __repr__(self) -> str:
+        target = self._target()
+        name = f"{type(self).__name__} {target}" if target else type(self).__name__
+        return f"<{name}, {_WORDS[self.__state]}>"
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__open(_State.OPEN).__await__()

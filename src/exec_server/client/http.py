@@ -84,6 +84,15 @@ class HttpStream(Handle):
         self._failure: ExecServerError | None = None
         self._changed = asyncio.Event()
 
+    def _target(self) -> str:
+        """The request without the password and the query of its URL, and the status if known."""
+        url = self._params.url.partition("?")[0].partition("#")[0]
+        scheme, slashes, rest = url.rpartition("://")
+        host, slash, path = rest.partition("/")
+        status = f", status {self.status}" if hasattr(self, "status") else ""
+        place = f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"
+        return f"{self._params.method} {place}{status}"
+
     async def _open(self) -> None:
         self._unsubscribe = self._session.subscribe(self)
         try:

@@ -43,6 +43,9 @@ class RunningServer(Handle):
         self._env = None if env is None else dict(env)
         self._cwd = cwd
 
+    def _target(self) -> str:
+        return f"{self.url}, pid {self.pid}" if hasattr(self, "pid") else ""
+
     async def _open(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
             *self._argv,

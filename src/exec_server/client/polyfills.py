@@ -315,7 +315,7 @@ class Polyfills:
         return Files(self._session, self._paths, self._commands, sandbox, params.user)
 
     async def _edit(self, params: wire.EditParams) -> wire.EditResult:
-        from exec_server.patching.patch import Edit, apply_edits  # slow to import
+        from exec_server.patching.edits import Edit, apply_edits  # slow to import
 
         files, path = self._files(params), params.path.native()
         old = (await files.read(path)).decode("utf-8", "surrogateescape")

@@ -316,6 +316,11 @@ class PortForward(Handle):
         self._local_port = _checked(local_port, lowest=0)
         self._listener: PortListener | None = None
 
+    def _target(self) -> str:
+        here = self.port if hasattr(self, "port") else self._local_port
+        host = "the server's machine" if self.host is None else self.host
+        return f"from local port {here} to port {self.remote_port} of {host}"
+
     @property
     def url(self) -> str:
         """The address for a browser, if the program behind it is a web server."""
@@ -360,6 +365,9 @@ class ReversePort(Handle):
         self._streams = streams
         self._listener_id: ListenerId | None = None  # the last one
         self._is_requested = False
+
+    def _target(self) -> str:
+        return f"from port {self.port} of the server's machine to local port {self.local_port}"
 
     @property
     def url(self) -> str:

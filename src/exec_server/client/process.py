@@ -264,9 +264,19 @@ class Process(Handle):
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
-        remote = "not started" if self._remote is None else f"id {self._remote.id}"
         words = reprlib.repr(list(self.argv))
-        return f"<{type(self).__name__} {words}, {remote}, exit code {self.exit_code}>"
+        name = "" if self.name is None else f" {self.name!r}"
+        pid = "" if self._remote is None or self.pid is None else f", pid {self.pid}"
+        return f"<{type(self).__name__}{name} {words}{pid}, {self._state_text()}>"
+
+    def _state_text(self) -> str:
+        if self._remote is None:
+            return "not started"
+        if self.exit_code is not None:
+            return f"exited with code {self.exit_code}"
+        if self._failure is not None:
+            return "lost"
+        return "running"
 
     async def _open(self) -> None:
         remote = self._register()
@@ -558,10 +568,17 @@ class Process(Handle):
         finally:
             self._session.flow_control.end_wait(consumers, self._output)
 
-    async def kill(self) -> None:
-        """Kill the process at once with all its descendants, unless it is over."""
+    async def kill(self, *, wait: bool = False) -> None:
+        """Kill the process at once with all its descendants, unless it is over.
+
+        With `wait` it returns when the process has exited, as `terminate` does; the children may
+        take a moment longer.
+        """
         remote = self._started()
         self._session.check_loop()
+        if wait:
+            await self._kill_and_wait()
+            return
         if not self.is_over:
             await asyncio.wait([self._processes.kill(remote)])
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Self
 
-from exec_server.errors import InvalidParams
+from exec_server.errors import InvalidParams, PatchDoesNotApply
 from exec_server.filesystem import safe_write, syscalls
 from exec_server.filesystem.operations import check_regular, not_a_file, open_regular
 from exec_server.filesystem.safe_write import GUARD
 from exec_server.filesystem.syscalls import opened
-from exec_server.patching.hunks import Effort, PatchFailed
-from exec_server.patching.patch import Edit, PatchedFile, apply_edits, parse_patch, plan
+from exec_server.patching.edits import Edit, apply_edits
+from exec_server.patching.hunks import Effort
+from exec_server.patching.patch import PatchedFile, parse_patch, plan
 from exec_server.protocol import files as wire
 from exec_server.protocol.decoding import Base64
 from exec_server.protocol.files import Done
@@ -110,7 +111,9 @@ class PatchWriter:
         self._make_directories(parent)
         directory = self._open(parent)
         if _status(directory, name) is not None:
-            raise PatchFailed(f"{path} is a link that leads nowhere, or was created meanwhile")
+            raise PatchDoesNotApply(
+                f"{path} is a link that leads nowhere, or was created meanwhile"
+            )
         safe_write.write_entry(directory, name, safe_write.BytesContent(new))
         self._undo_creation(directory, name)
         if mode is not None:
@@ -122,7 +125,7 @@ class PatchWriter:
             missing.append(path)
             self._new_directories += 1
             if self._new_directories > PATCH_DIRECTORIES:
-                raise PatchFailed(
+                raise PatchDoesNotApply(
                     f"a patch may create at most {PATCH_DIRECTORIES} directories: "
                     "create them first, or split the patch"
                 )

@@ -1,7 +1,8 @@
 """Applies hunks to the text of a file.
 
-A hunk of a unified diff is tried at its line number, then ever further away; one of Codex is the
-first match below the one before it. Lines match exactly, or else without spaces at their ends, at
+A hunk of a unified diff is tried at its line number, then ever further away; one whose counts are
+wrong, or that has no numbers, has to fit one place alone. One of Codex is the first match below the
+one before it. Lines match exactly, or else without spaces at their ends, at
 both ends, or with plain punctuation. Kept lines and line ends are those of the file.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Literal
 
-from exec_server.errors import InvalidRequest
+from exec_server.errors import InvalidRequest, PatchDoesNotApply
 
 LineKind = Literal[" ", "-", "+"]
 
@@ -23,6 +24,9 @@ LineKind = Literal[" ", "-", "+"]
 SECONDS: Final = 5.0
 # Lines of a file that is patched, and of a patch: each one is an object of about 100 bytes.
 MAX_LINES: Final = 1_000_000
+# Places of a hunk that an error names: enough to look at each. A search for each takes time in
+# proportion to the file.
+MAX_PLACES: Final = 5
 # Lines of a hunk that an error shows.
 _SHOWN_LINES: Final = 5
 _PLAIN: Final = str.maketrans(
@@ -45,10 +49,6 @@ _NORMALIZATIONS: Final[tuple[Normalize, ...]] = (
 )
 
 
-class PatchFailed(InvalidRequest):
-    """A patch or an edit that is malformed, or does not fit the file that it changes."""
-
-
 @dataclass(frozen=True, slots=True)
 class HunkLine:
     """A line of a hunk: kept (" "), removed ("-") or added ("+"), without its line end."""
@@ -69,6 +69,9 @@ class Hunk:
     is_at_end: bool = False
     # Unified diff: the number of the first old line, from 1.
     first_line: int | None = None
+    # Unified diff without line numbers, or with wrong counts: it is at its line, or else fits one
+    # place alone.
+    is_loose: bool = False
 
     @property
     def old(self) -> list[str]:
@@ -94,9 +97,9 @@ class Effort:
         self._end = clock() + SECONDS
 
     def check(self) -> None:
-        """Raise PatchFailed if the time is over."""
+        """Raise InvalidRequest if the time is over."""
         if self._clock() > self._end:
-            raise PatchFailed(
+            raise InvalidRequest(
                 f"the change takes more than {SECONDS:g} s of processor time: split it, "
                 "or write the whole file"
             )
@@ -107,12 +110,17 @@ UNBOUNDED: Final = Effort(lambda: 0.0)
 
 
 def check_lines(text: str, name: str) -> None:
-    """Raise PatchFailed if the text has too many lines for a patch."""
+    """Raise PatchDoesNotApply if the text has too many lines for a patch."""
     if text.count("\n") > MAX_LINES:
-        raise PatchFailed(
+        raise PatchDoesNotApply(
             f"{name} has more than {MAX_LINES} lines: too many for a patch; "
             "write the whole file, or append to it"
         )
+
+
+def line_end(text: str) -> str:
+    """CRLF if all lines of the text end with it, otherwise a newline."""
+    return "\r\n" if "\r\n" in text and text.count("\n") == text.count("\r\n") else "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +132,9 @@ class _Replacement:
 
 
 def apply_hunks(text: str, hunks: Sequence[Hunk], path: str, effort: Effort = UNBOUNDED) -> str:
-    """The text after all hunks; raises PatchFailed if one does not fit, or takes too long."""
+    """The text after all hunks; raises PatchDoesNotApply if one does not fit, or takes too long."""
     check_lines(text, path)
-    newline = "\r\n" if "\r\n" in text and text.count("\n") == text.count("\r\n") else "\n"
+    newline = line_end(text)
     lines = text.split(newline)
     has_final_newline = lines[-1] == ""
     if has_final_newline:
@@ -162,7 +170,9 @@ def _replacements(
     below = 0  # the first line that no earlier hunk has used
     shift = 0  # how far from its line number the last hunk was found
     for number, hunk in enumerate(hunks, 1):
-        if hunk.first_line is not None:
+        if hunk.is_loose:
+            start = _find_only(finder, hunk, shift, below, f"hunk {number} for {path}")
+        elif hunk.first_line is not None:
             wanted = max(hunk.first_line - 1 + shift, below)
             start = finder.nearest(hunk.old, wanted, below)
             if start is not None:
@@ -170,7 +180,7 @@ def _replacements(
         else:
             start = _find_anchored(finder, hunk, below, path)
         if start is None:
-            raise PatchFailed(f"hunk {number} does not fit {path}: {_description(hunk)}")
+            raise PatchDoesNotApply(f"hunk {number} does not fit {path}: {_description(hunk)}")
         yield _replacement(lines, hunk, start)
         below = start + len(hunk.old)
 
@@ -199,7 +209,7 @@ def _find_anchored(finder: _Finder, hunk: Hunk, below: int, path: str) -> int | 
     for anchor in hunk.anchors:
         line = finder.first([anchor], below)
         if line is None:
-            raise PatchFailed(f"{path} has no line '{anchor}' below line {below}")
+            raise PatchDoesNotApply(f"{path} has no line '{anchor}' below line {below}")
         below = line + 1
     old = hunk.old
     if not old:
@@ -209,6 +219,31 @@ def _find_anchored(finder: _Finder, hunk: Hunk, below: int, path: str) -> int | 
         if last is not None:
             return last
     return finder.first(old, below)
+
+
+def _find_only(finder: _Finder, hunk: Hunk, shift: int, below: int, name: str) -> int | None:
+    """The first line of a hunk with a doubtful header; raises if it fits several places."""
+    old = hunk.old
+    if not old:
+        if finder.size == 0:
+            return 0
+        raise PatchDoesNotApply(
+            f"{name} adds lines without a line number and without a line of the file: add the "
+            "line before or after them"
+        )
+    if hunk.first_line is not None:
+        wanted = hunk.first_line - 1 + shift
+        if wanted >= below and finder.nearest(old, wanted, below) == wanted:
+            return wanted
+    places = finder.places(old, below)
+    if len(places) > 1:
+        # The text behind `@@` is a line above the hunk.
+        anchors = finder.places(hunk.anchors, below) if hunk.anchors else []
+        if len(anchors) == 1:
+            return finder.first(old, anchors[0] + 1)
+        lines = ", ".join(str(place + 1) for place in places)
+        raise PatchDoesNotApply(f"{name} fits several places (lines {lines}): add lines around it")
+    return places[0] if places else None
 
 
 class _Finder:
@@ -234,6 +269,18 @@ class _Finder:
             if place is not None:
                 return place
         return None
+
+    def places(self, wanted: Sequence[str], below: int) -> list[int]:
+        """The first places at or after `below`, at most MAX_PLACES."""
+        places: list[int] = []
+        for level, pattern in self._all_levels(wanted):
+            place = level.find(pattern, below)
+            while place is not None and len(places) < MAX_PLACES:
+                places.append(place)
+                place = level.find(pattern, place + 1)
+            if places:
+                break
+        return places
 
     def nearest(self, wanted: Sequence[str], near: int, below: int) -> int | None:
         """The place at or after `below` that is nearest to `near`."""

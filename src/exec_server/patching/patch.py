@@ -1,4 +1,4 @@
-"""A patch in either format, and the files after it; and exact edits of a text.
+"""A patch in either format, and the files after it.
 
 All hunks are applied in memory first, so a patch that does not fit changes nothing.
 """
@@ -6,10 +6,11 @@ All hunks are applied in memory first, so a patch that does not fit changes noth
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from exec_server.errors import PatchDoesNotApply
 from exec_server.patching import unified_diff
 from exec_server.patching.hunks import (
     UNBOUNDED,
@@ -18,7 +19,6 @@ from exec_server.patching.hunks import (
     Hunk,
     HunkLine,
     LineKind,
-    PatchFailed,
     apply_hunks,
     check_lines,
 )
@@ -34,13 +34,6 @@ _KINDS: Final[dict[str, LineKind]] = {" ": " ", "-": "-", "+": "+"}
 
 # Reads a file; None if it is missing. Raises OSError for a directory and the like.
 Read = Callable[[str], bytes | None]
-
-# A few edits of a small text could make one that fills the memory.
-MAX_CHARACTERS: Final = 8 * 1_048_576
-# Each edit reads the whole text.
-MAX_EDITS: Final = 1_000
-# In a longer text the reason of a failure is not looked for: each word would be an object.
-_HINT_CHARACTERS: Final = 1_048_576
 
 
 # Parses the patch format of Codex's apply_patch.
@@ -59,12 +52,12 @@ _HINT_CHARACTERS: Final = 1_048_576
 #
 # Hunks have no line numbers: they are found by their lines, below the lines that `@@` names.
 def parse(text: str) -> list[FilePatch]:
-    """The changes of a patch; raises PatchFailed with the number of the wrong line."""
+    """The changes of a patch; raises PatchDoesNotApply with the number of the wrong line."""
     lines = text.strip().split("\n")
     if lines[0].strip() != BEGIN:
-        raise PatchFailed(f"the first line of the patch must be '{BEGIN}'")
+        raise PatchDoesNotApply(f"the first line of the patch must be '{BEGIN}'")
     if lines[-1].strip() != END:
-        raise PatchFailed(f"the last line of the patch must be '{END}'")
+        raise PatchDoesNotApply(f"the last line of the patch must be '{END}'")
     return _Parser([line.removesuffix("\r") for line in lines]).files()
 
 
@@ -78,7 +71,7 @@ class _Parser:
         while self._next < len(self._lines) - 1:
             files.append(self._file())
         if not files:
-            raise PatchFailed("the patch changes no file")
+            raise PatchDoesNotApply("the patch changes no file")
         return files
 
     def _file(self) -> FilePatch:
@@ -158,8 +151,8 @@ class _Parser:
             )
         return HunkLine(_KINDS[line[0]], line[1:])
 
-    def _failure(self, reason: str, *, line: int | None = None) -> PatchFailed:
-        return PatchFailed(
+    def _failure(self, reason: str, *, line: int | None = None) -> PatchDoesNotApply:
+        return PatchDoesNotApply(
             f"line {self._next + 1 if line is None else line} of the patch: {reason}"
         )
 
@@ -176,7 +169,7 @@ class PatchedFile:
 
 
 def parse_patch(text: str) -> list[FilePatch]:
-    """The changes of a patch of Codex or of a unified diff; raises PatchFailed."""
+    """The changes of a patch of Codex or of a unified diff; raises PatchDoesNotApply."""
     check_lines(text, "the patch")
     if text.lstrip().startswith(BEGIN):
         return parse(text)
@@ -186,7 +179,7 @@ def parse_patch(text: str) -> list[FilePatch]:
 def plan(
     files: list[FilePatch], root: str, read: Read, effort: Effort = UNBOUNDED
 ) -> list[PatchedFile]:
-    """The changed files, each once; an added one may replace another. Raises PatchFailed."""
+    """The changed files, each once; an added one may replace another. Raises PatchDoesNotApply."""
     planner = _Planner(root, read, effort)
     for file in files:
         planner.add(file)
@@ -209,7 +202,7 @@ class _Planner:
         path = self._below_root(file.path)
         old = self._current(path)
         if file.kind != "add" and old is None:
-            raise PatchFailed(f"{file.path} does not exist")
+            raise PatchDoesNotApply(f"{file.path} does not exist")
         target = path if file.new_path is None else self._below_root(file.new_path)
         self._current(target)
         origin = self._origins.pop(path, path)
@@ -231,10 +224,10 @@ class _Planner:
 
     def _below_root(self, path: str) -> str:
         if posixpath.basename(path) in ("", ".", "..") or "\0" in path:
-            raise PatchFailed(f"'{path}' is not the path of a file")
+            raise PatchDoesNotApply(f"'{path}' is not the path of a file")
         absolute = posixpath.normpath(posixpath.join(self._root, path))
         if not absolute.startswith(f"{self._root.rstrip('/')}/"):
-            raise PatchFailed(f"{path} is outside of the root {self._root}")
+            raise PatchDoesNotApply(f"{path} is outside of the root {self._root}")
         return absolute
 
     def changes(self) -> list[PatchedFile]:
@@ -250,52 +243,3 @@ def _patched(file: FilePatch, content: bytes, effort: Effort) -> bytes:
     text = content.decode("utf-8", "surrogateescape")
     text = apply_hunks(text, file.hunks, file.path, effort)
     return text.encode("utf-8", "surrogateescape")
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Replace `old` by `new`: its only occurrence, or `all` of them."""
-
-    old: str
-    new: str
-    all: bool = False
-
-
-def apply_edits(text: str, edits: Sequence[Edit], effort: Effort = UNBOUNDED) -> tuple[str, int]:
-    """The text after all edits, one after the other, and the number of replacements.
-
-    Raises PatchFailed if an old text is empty, is missing, or is not unique, or at a limit.
-    """
-    if len(edits) > MAX_EDITS:
-        raise PatchFailed(f"at most {MAX_EDITS} edits may be made at once: split them")
-    replaced = 0
-    for number, edit in enumerate(edits, 1):
-        which = f"edit {number} of {len(edits)}: " if len(edits) > 1 else ""
-        effort.check()
-        if not edit.old:
-            raise PatchFailed(f"{which}the old text must not be empty")
-        count = text.count(edit.old)
-        if count == 0:
-            raise PatchFailed(f"{which}the old text does not occur{_hint(text, edit.old)}")
-        if count > 1 and not edit.all:
-            raise PatchFailed(
-                f"{which}the old text occurs {count} times: add lines around it until it is "
-                "unique, or replace all of them"
-            )
-        if len(text) + count * (len(edit.new) - len(edit.old)) > MAX_CHARACTERS:
-            raise PatchFailed(
-                f"{which}the new text would have more than {MAX_CHARACTERS} characters"
-            )
-        text = text.replace(edit.old, edit.new)
-        replaced += count
-    return text, replaced
-
-
-def _hint(text: str, old: str) -> str:
-    if len(text) > _HINT_CHARACTERS:
-        return ""
-    if "\r\n" in text and "\r\n" not in old and old.replace("\n", "\r\n") in text:
-        return ": its lines end with CRLF"
-    if " ".join(old.split()) in " ".join(text.split()):
-        return ", except with other spaces or line breaks"
-    return ""

@@ -1,7 +1,8 @@
 """Parses unified diffs, as `diff -u` and `git diff` write them.
 
-Without a git header names follow `---` and `+++`, less `a/` and `b/` if both are there. Binary
-patches, copies and changes of the file type are refused.
+The counts of a hunk end it, if they are right; otherwise the next hunk or file does, as after a
+bare `@@`. Without a git header names follow `---` and `+++`, less `a/` and `b/` if both are there.
+Binary patches, copies and changes of the file type are refused.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from exec_server.patching.hunks import FilePatch, Hunk, HunkLine, LineKind, PatchFailed
+from exec_server.errors import PatchDoesNotApply
+from exec_server.patching.hunks import FilePatch, Hunk, HunkLine, LineKind
 
 _HUNK: Final = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _ESCAPE: Final = re.compile(r'\\([abtnvfr"\\]|[0-7]{1,3})')
@@ -18,6 +20,8 @@ _ESCAPED: Final = dict(zip("abtnvfr", "\a\b\t\n\v\f\r", strict=True))
 _NULL: Final = "/dev/null"
 _REFUSED: Final = ("GIT binary patch", "Binary files ", "copy from ")
 _REGULAR_FILE: Final = 0o100000
+_KINDS: Final[dict[str, LineKind]] = {" ": " ", "-": "-", "+": "+", "": " ", "\r": " "}
+_SIGNATURE: Final = "-- "  # below the last hunk of `git format-patch`
 
 
 @dataclass(slots=True)
@@ -35,7 +39,7 @@ class _Header:
 
 
 def parse(text: str) -> list[FilePatch]:
-    """The changes of a diff; raises PatchFailed with the number of the wrong line."""
+    """The changes of a diff; raises PatchDoesNotApply with the number of the wrong line."""
     return _Parser(text.removesuffix("\n").split("\n")).files()
 
 
@@ -49,7 +53,7 @@ class _Parser:
         while self._find_header():
             files.append(self._file())
         if not files:
-            raise PatchFailed(
+            raise PatchDoesNotApply(
                 "the text is neither a unified diff ('--- OLD', '+++ NEW', '@@ … @@') nor a patch "
                 "that begins with '*** Begin Patch'"
             )
@@ -165,30 +169,75 @@ class _Parser:
         return name[2:], name[2:]
 
     def _hunk(self) -> Hunk:
-        match = _HUNK.match(self._lines[self._next])
-        if match is None:
-            raise self._failure("a hunk begins with '@@ -START,COUNT +START,COUNT @@'")
+        header = self._lines[self._next]
         self._next += 1
-        old, new = (int(match[group] or 1) if match[group] != "0" else 0 for group in (2, 4))
+        match = _HUNK.match(header)
+        if match is None:  # a bare `@@`, perhaps with a line above the hunk
+            anchor = header.removesuffix("\r").strip("@").strip()
+            return Hunk(self._loose_lines(), (anchor,) if anchor else (), is_loose=True)
+        # Without old lines the number is that of the line before the hunk.
+        first = int(match[1]) if match[2] != "0" else int(match[1]) + 1
+        begin = self._next
+        lines = self._counted_lines(int(match[2] or 1), int(match[4] or 1))
+        if lines is not None:
+            return Hunk(lines, first_line=first)
+        self._next = begin
+        lines = self._loose_lines()
+        is_insertion = all(line.kind == "+" for line in lines)
+        return Hunk(
+            lines,
+            first_line=first if match[2] == "0" or not is_insertion else None,
+            is_loose=not (is_insertion and match[2] == "0"),
+        )
+
+    def _counted_lines(self, old: int, new: int) -> tuple[HunkLine, ...] | None:
+        """As many lines as the header says; None if the hunk has others."""
         lines: list[HunkLine] = []
         while old or new:
+            text = self._line()
+            if text is None or self._begins_git_file() or text[:1] not in _KINDS:
+                return None
             line = self._hunk_line()
             lines.append(line)
             old -= line.kind != "+"
             new -= line.kind != "-"
             if old < 0 or new < 0:
-                raise self._failure("the hunk has more lines than its header says", line=self._next)
+                return None
             self._mark_missing_newline(lines)
-        # Without old lines the number is that of the line before the hunk.
-        first = int(match[1]) if match[2] != "0" else int(match[1]) + 1
-        return Hunk(tuple(lines), first_line=first)
+        following = self._line()
+        goes_on = following is not None and following[:1] in (" ", "-", "+")
+        return None if goes_on and not self._is_end_of_hunk() else tuple(lines)
+
+    def _loose_lines(self) -> tuple[HunkLine, ...]:
+        """The lines until the next hunk or file, without empty ones at the end."""
+        lines: list[HunkLine] = []
+        size = 0
+        while (text := self._line()) is not None and not self._is_end_of_hunk():
+            lines.append(self._hunk_line())
+            self._mark_missing_newline(lines)
+            if text not in ("", "\r"):
+                size = len(lines)
+        if all(line.kind == " " for line in lines):
+            raise self._failure("the hunk before it changes nothing")
+        return tuple(lines[:size])
+
+    def _is_end_of_hunk(self) -> bool:
+        text = self._lines[self._next]
+        return (
+            text == _SIGNATURE or text.startswith(("@@", "diff --git ")) or self._is_plain_header()
+        )
+
+    def _begins_git_file(self) -> bool:
+        """Whether the header of another file is here, and no changed lines that look like it."""
+        lines = self._lines[self._next : self._next + 3]
+        return len(lines) == 3 and all(
+            line.startswith(beginning)
+            for line, beginning in zip(lines, ("--- a/", "+++ b/", "@@"), strict=True)
+        )
 
     def _hunk_line(self) -> HunkLine:
-        text = self._line()
-        if text is None:
-            raise self._failure("the patch ends in the middle of a hunk")
-        kinds: dict[str, LineKind] = {" ": " ", "-": "-", "+": "+", "": " ", "\r": " "}
-        kind = kinds.get(text[:1])
+        text = self._lines[self._next]
+        kind = _KINDS.get(text[:1])
         if kind is None:
             raise self._failure("each line of a hunk must begin with ' ', '-' or '+'")
         self._next += 1
@@ -200,8 +249,10 @@ class _Parser:
             lines[-1] = HunkLine(lines[-1].kind, lines[-1].text, has_newline=False)
             self._next += 1
 
-    def _failure(self, reason: str, *, line: int | None = None) -> PatchFailed:
-        return PatchFailed(f"line {self._next + 1 if line is None else line} of the diff: {reason}")
+    def _failure(self, reason: str, *, line: int | None = None) -> PatchDoesNotApply:
+        return PatchDoesNotApply(
+            f"line {self._next + 1 if line is None else line} of the diff: {reason}"
+        )
 
 
 def _file_name(text: str) -> str:

@@ -370,12 +370,14 @@ class Process:
             chunks, next_seq, exited, self.exit_code, self.closed, None, *self._denial, *loss
         )
 
-    def summary(self) -> wire.Listed:
+    def summary(self) -> wire.ProcessInfo:
         """The current entry of this process in process/list."""
         argv = self._argv.decode("utf-8", "surrogatepass").split("\0")
         running, code = self.exit_code is None, self.exit_code
         next_seq = self.log.next_seq
-        return wire.Listed(self.id, argv, self.tty, running, code, self.closed, next_seq, self.pid)
+        return wire.ProcessInfo(
+            self.id, argv, self.tty, running, code, self.closed, next_seq, self.pid
+        )
 
     async def next_event(self) -> None:
         """Wait for output, the exit or the close."""

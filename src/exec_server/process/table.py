@@ -22,7 +22,7 @@ from exec_server.process.process import DenialCheck, Emit, Process
 from exec_server.process.retention import RetentionBudget
 from exec_server.process.spawn import Child, ExitReport, spawn
 from exec_server.protocol.decoding import Notice
-from exec_server.protocol.process import Listed, ProcessId
+from exec_server.protocol.process import ProcessId, ProcessInfo
 
 ExitCallback = Callable[[int], None]
 _SIGNAL_RECORD_BYTES = 128 * 32
@@ -371,7 +371,7 @@ class ProcessTable:
         if report is not None:
             self._loop.add_reader(report.fileno(), on_report, report)
 
-    def summaries(self) -> tuple[list[Listed], bool]:
+    def summaries(self) -> tuple[list[ProcessInfo], bool]:
         """The processes in order of their start, and whether closed ones are left out."""
         surplus = max(0, len(self._processes) - MAX_LISTED)
         left_out = set(itertools.islice(self._closed, surplus))  # those that closed first

@@ -227,7 +227,9 @@ class TerminateResult(Result, frozen=True):
     running: bool
 
 
-class Listed(Result, frozen=True):
+class ProcessInfo(Result, frozen=True):
+    """A process of a session, which runs or has ended; `closed` when its output has ended, too."""
+
     process_id: ProcessId
     argv: list[str]  # truncated if it is long
     tty: bool
@@ -239,7 +241,7 @@ class Listed(Result, frozen=True):
 
 
 class ListResult(Result, frozen=True):
-    processes: list[Listed]
+    processes: list[ProcessInfo]
     truncated: bool
 
 
@@ -319,7 +321,9 @@ class DetachParams(Params, frozen=True):
     process_id: ProcessId
 
 
-class ListedDetached(Result, frozen=True):
+class DetachedProcessInfo(Result, frozen=True):
+    """A process that no session ends; `next_seq` is the number of its next event."""
+
     name: str
     argv: list[str]  # truncated if it is long
     tty: bool
@@ -336,7 +340,7 @@ class ListedDetached(Result, frozen=True):
 
 
 class ListDetachedResult(Result, frozen=True):
-    processes: list[ListedDetached]
+    processes: list[DetachedProcessInfo]
 
 
 ATTACH = Call("process/attach", AttachParams, AttachResult)

@@ -261,10 +261,10 @@ class _Detached:
             timer.cancel()
         self.timers.clear()
 
-    def listed(self, process: Process) -> wire.ListedDetached:
+    def listed(self, process: Process) -> wire.DetachedProcessInfo:
         members = msgspec.structs.asdict(process.summary())
         del members["process_id"]  # it is the name
-        return wire.ListedDetached(
+        return wire.DetachedProcessInfo(
             **members,
             name=self.broadcast.name,
             started_at_ms=self.started_at_ms,
@@ -352,7 +352,7 @@ class DetachedProcesses:
         """Kill a process with all its descendants; True if it was running."""
         return self._table.terminate(wire.ProcessId(name))
 
-    def listed(self) -> list[wire.ListedDetached]:
+    def listed(self) -> list[wire.DetachedProcessInfo]:
         """The processes in order of their start, without those that are still starting."""
         every = [(each, each.broadcast.process) for each in self._by_name.values()]
         return [each.listed(process) for each, process in every if process is not None]

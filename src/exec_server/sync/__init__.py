@@ -2,8 +2,17 @@
 
     from exec_server import sync
 
-    with sync.connect("ws://127.0.0.1:7700") as env:
-        print(env.run(["uname", "-a"]).text)
+    with sync.Environment.local() as env:  # or sync.connect("ws://127.0.0.1:7700")
+        result = env.run(["uname", "-s"], timeout=10, check=True)
+        print(result.text, result.exit_code)
+        env.files.write_text("/tmp/hello.txt", "hello")
+        with env.start(["tail", "-n1", "-f", "/tmp/hello.txt"]) as process:
+            print(process.read_until("hello"))
+        env.files.remove("/tmp/hello.txt")
+
+`close` takes the place of `aclose`, and `for` and `with` that of `async for` and `async with`;
+results and exceptions are those of `exec_server`, whose help explains them. help(sync.Environment)
+and help(sync.Files) list what there is.
 
 Every connection has a thread with an event loop of its own, which performs the calls of any number
 of threads. An exception during a call, such as the KeyboardInterrupt of Ctrl-C, cancels the call
@@ -20,10 +29,19 @@ from exec_server.sync.environment import (
     connect,
     serve,
 )
-from exec_server.sync.files import FileReader, Files, FileWatch, FileWriter
+from exec_server.sync.files import (
+    FileAppender,
+    FileReader,
+    Files,
+    FileWatch,
+    FileWriter,
+    TextReader,
+    TextWriter,
+)
 
 __all__ = [
     "Environment",
+    "FileAppender",
     "FileReader",
     "FileWatch",
     "FileWriter",
@@ -33,6 +51,8 @@ __all__ = [
     "Process",
     "ReversePort",
     "RunningServer",
+    "TextReader",
+    "TextWriter",
     "connect",
     "serve",
 ]

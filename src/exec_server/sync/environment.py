@@ -210,6 +210,9 @@ class RunningServer:
         """Start the server now, in a thread."""
         self._thread = LoopThread(make, has_children=True)
 
+    def __repr__(self) -> str:
+        return repr(self._thread.value).replace("<", "<sync.", 1)
+
     def __enter__(self) -> Self:
         return self
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Literal, overload
+from typing import Any, Final, Literal, Self, TypeVar, cast, overload
 
 from exec_server.client import file_watch, files
 from exec_server.client.arguments import AnyPath, AnySandbox
 from exec_server.client.results import Entry, FileChange
-from exec_server.client.transfer import open_file
+from exec_server.client.transfer import open_file, text_file
 from exec_server.errors import RpcError
 from exec_server.sync.thread import Attribute, Blocking, BlockingHandle, blocking, iterate, wrapped
 
@@ -29,8 +30,42 @@ class FileReader(BlockingHandle[open_file.FileReader]):
     is_changed = blocking(open_file.FileReader.is_changed)
 
 
-class FileWriter(BlockingHandle[open_file.FileWriter]):
-    """An open file to replace, for `with` or `close`, which put the new content in place."""
+class TextReader(BlockingHandle[text_file.TextReader]):
+    """An open text file to read, for `with` or `close`; iterating gives its lines."""
+
+    _lines: deque[str] | None = None  # taken together, because each call costs a thread switch
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        if not self._lines:
+            self._lines = deque(self._thread.call(self._inner.take_lines))
+        if not self._lines:
+            raise StopIteration
+        return self._lines.popleft()
+
+    def _put_back(self) -> None:
+        if self._lines:
+            self._inner.put_back("".join(self._lines))
+            self._lines = None
+
+    def read(self, size: int | None = -1) -> str:
+        """Read `size` characters, fewer only at the end of the file; all of them by default."""
+        self._put_back()
+        return self._thread.call(self._inner.read, size)
+
+    def readline(self) -> str:
+        """Read a line with its end; empty at the end of the file."""
+        self._put_back()
+        return self._thread.call(self._inner.readline)
+
+
+W = TypeVar("W", open_file.FileWriter, open_file.FileAppender, text_file.TextWriter)
+
+
+class _Writer(BlockingHandle[W]):
+    """An open file to write: closing raises what prevents that its data is written."""
 
     def __exit__(self, *error: object) -> None:
         if not self._thread.is_forked:
@@ -41,13 +76,35 @@ class FileWriter(BlockingHandle[open_file.FileWriter]):
         self.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
 
     def close(self) -> None:
-        """Put the new content in place; SessionLost if the environment was closed before."""
+        """Write the rest, and put a new content in place.
+
+        Raises SessionLost if the environment was closed before.
+        """
         if self.is_open and not self._thread.is_forked:
             self._thread.call(self._inner.aclose)
+
+
+class FileWriter(_Writer[open_file.FileWriter]):
+    """An open file to replace, for `with` or `close`, which put the new content in place."""
 
     written = Attribute[int]()
     write = blocking(open_file.FileWriter.write)
     flush = blocking(open_file.FileWriter.flush)
+
+
+class FileAppender(_Writer[open_file.FileAppender]):
+    """An open file to write at its end, for `with` or `close`."""
+
+    written = Attribute[int]()
+    write = blocking(open_file.FileAppender.write)
+    flush = blocking(open_file.FileAppender.flush)
+
+
+class TextWriter(_Writer[text_file.TextWriter]):
+    """An open text file to write, for `with` or `close`."""
+
+    write = blocking(text_file.TextWriter.write)
+    flush = blocking(text_file.TextWriter.flush)
 
 
 class FileWatch(BlockingHandle[file_watch.FileWatch]):
@@ -98,20 +155,60 @@ class Files(Blocking[files.Files]):
     def open(self, path: AnyPath, mode: Literal["rb"] = "rb", *, offset: int = 0) -> FileReader: ...
 
     @overload
+    def open(self, path: AnyPath, mode: Literal["xb"]) -> FileWriter: ...
+
+    @overload
     def open(self, path: AnyPath, mode: Literal["wb"], *, in_place: bool = False) -> FileWriter: ...
+
+    @overload
+    def open(self, path: AnyPath, mode: Literal["ab"]) -> FileAppender: ...
+
+    @overload
+    def open(
+        self,
+        path: AnyPath,
+        mode: Literal["r", "rt"],
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> TextReader: ...
+
+    @overload
+    def open(
+        self,
+        path: AnyPath,
+        mode: Literal["w", "wt", "a", "at", "x", "xt"],
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> TextWriter: ...
 
     def open(
         self,
         path: AnyPath,
-        mode: Literal["rb", "wb"] = "rb",
+        mode: str = "rb",
         *,
         offset: int = 0,
         in_place: bool = False,
-    ) -> FileReader | FileWriter:
-        """Open a file of any size, to read (`rb`) or to replace (`wb`), for `with` or `close`."""
-        if mode == "wb":
-            return FileWriter(self._thread, self._inner.open(path, mode, in_place=in_place))
-        return FileReader(self._thread, self._inner.open(path, mode, offset=offset))
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> FileReader | FileWriter | FileAppender | TextReader | TextWriter:
+        """Open a file of any size, in a mode of the built-in `open`, for `with` or `close`."""
+        open_any = cast(Any, self._inner.open)  # the overloads know literal modes alone
+        text = {"encoding": encoding, "errors": errors, "newline": newline}
+        opened = open_any(path, mode, offset=offset, in_place=in_place, **text)
+        if isinstance(opened, open_file.FileReader):
+            return FileReader(self._thread, opened)
+        if isinstance(opened, open_file.FileWriter):
+            return FileWriter(self._thread, opened)
+        if isinstance(opened, open_file.FileAppender):
+            return FileAppender(self._thread, opened)
+        if isinstance(opened, text_file.TextReader):
+            return TextReader(self._thread, opened)
+        return TextWriter(self._thread, opened)
 
     def walk(
         self,

@@ -6,11 +6,23 @@ import asyncio
 import atexit
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent import futures
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    cast,
+    get_args,
+    overload,
+)
 
 from exec_server.client.engine.flow_control import share_consumer
 from exec_server.client.handle import Handle
@@ -297,7 +309,7 @@ class Blocking(Generic[A]):
         self._inner = inner
 
     def __repr__(self) -> str:
-        return f"<exec_server.sync of {self._inner!r}>"
+        return repr(self._inner).replace("<", "<sync.", 1)
 
 
 class Attribute(Generic[T]):
@@ -305,6 +317,9 @@ class Attribute(Generic[T]):
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
+        for base in getattr(owner, "__orig_bases__", ()):
+            for original in get_args(base):
+                self.__doc__ = inspect.getdoc(getattr(original, name, None))
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...

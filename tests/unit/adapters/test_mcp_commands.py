@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from exec_server.adapters import mcp_commands
 from exec_server.adapters.mcp_commands import (
@@ -17,6 +19,8 @@ from exec_server.adapters.mcp_commands import (
 )
 from exec_server.client.process import Process
 from exec_server.protocol.sandbox import Denial
+from exec_server.patching import unified_diff
+from exec_server.patching.hunks import apply_hunks
 
 
 def test_short_output_is_shown_once() -> None:
@@ -114,7 +118,7 @@ def numbered(*replaced: tuple[int, str]) -> str:
 
 def test_a_diff_has_the_numbers_of_the_file() -> None:
     assert diff_texts("a\n", "a\n", "p") == "nothing has changed"
-    assert diff_texts("a\nb\n", "a\nc\n", "p") == "--- p\n+++ p\n@@ -1,3 +1,3 @@\n a\n-b\n+c\n "
+    assert diff_texts("a\nb\n", "a\nc\n", "p") == "--- p\n+++ p\n@@ -1,2 +1,2 @@\n a\n-b\n+c"
     diff = diff_texts(numbered(), numbered((3000, "@@ -1 +1 @@"), (3500, "new")), "p")
     assert diff == (
         "--- p\n+++ p\n"
@@ -123,6 +127,21 @@ def test_a_diff_has_the_numbers_of_the_file() -> None:
         "@@ -3497,7 +3497,7 @@\n line 3497\n line 3498\n line 3499\n-line 3500\n+new\n"
         " line 3501\n line 3502\n line 3503"
     )
+
+
+_TEXTS = st.lists(st.sampled_from(["a\n", "b\n", "\n", " c\r\n"]), max_size=12).flatmap(
+    lambda lines: st.sampled_from(["", "end"]).map(lambda end: "".join(lines) + end)
+)
+
+
+@given(_TEXTS, _TEXTS)
+def test_a_diff_can_be_applied(old: str, new: str) -> None:
+    if old == new:
+        return
+    (file,) = unified_diff.parse(diff_texts(old, new, "p"))
+    assert not any(hunk.is_loose for hunk in file.hunks)  # the counts are right
+    if "\r" not in old + new:
+        assert apply_hunks(old, file.hunks, "p") == new
 
 
 def test_changes_that_are_far_apart_have_no_diff() -> None:

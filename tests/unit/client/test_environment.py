@@ -340,8 +340,42 @@ async def test_environments_and_processes_describe_themselves(scene: Scene) -> N
     assert repr(scene.env) == "<Environment ws://h:1, open>"
     new = scene.env.start(["p", "x" * 100])
     assert repr(new).startswith("<Process ['p', 'xxxx")
-    assert repr(new).endswith("'], not started, exit code None>")
+    assert repr(new).endswith("'], not started>")
     assert len(repr(new)) < 100
     process = await scene.started()
+    assert repr(process) == "<Process ['p'], running>"
     scene.exited(1, 3)
-    assert repr(process) == f"<Process ['p'], id {scene.process_id}, exit code 3>"
+    assert repr(process) == "<Process ['p'], exited with code 3>"
+
+
+@in_environment
+async def test_other_handles_describe_themselves_without_secrets(scene: Scene) -> None:
+    env = scene.env
+    request = env.http_stream("GET", "https://me:secret@h:1/path?key=secret#secret")
+    assert repr(request) == "<HttpStream GET https://h:1/path, not open>"
+    request.status = 200
+    assert repr(request) == "<HttpStream GET https://h:1/path, status 200, not open>"
+    assert repr(env.http_stream("PUT", "odd")) == "<HttpStream PUT odd, not open>"
+    port = env.forward_port(80, local_port=8080)
+    assert (
+        repr(port)
+        == "<PortForward from local port 8080 to port 80 of the server's machine, not open>"
+    )
+    port = env.forward_port(80, host="db")
+    port.port = 9
+    assert repr(port) == "<PortForward from local port 9 to port 80 of db, not open>"
+    reverse = env.reverse_port(3000, remote_port=3001)
+    assert repr(reverse) == (
+        "<ReversePort from port 3001 of the server's machine to local port 3000, not open>"
+    )
+    assert repr(env.files.open("a")) == "<FileReader a, not open>"
+    assert repr(env.files) == "<Files, relative paths start at /home>"
+    confined = env.files.sandboxed("read-only")
+    assert repr(confined) == "<Files, relative paths start at /home, sandboxed>"
+
+
+@in_environment
+async def test_processes_describe_their_end(scene: Scene) -> None:
+    process = await scene.started()
+    process.on_failed(SessionLost("gone"))
+    assert repr(process) == "<Process ['p'], lost>"

@@ -93,3 +93,35 @@ def test_words_of_the_protocol_are_translated() -> None:
     assert str(error) == "a to b: it is a directory: pass recursive=True"
     for text in exceptions._REFUSALS:
         assert "fs/" not in str(file_error(errors.InvalidRequest(text), "a", "b"))
+
+
+@pytest.mark.parametrize(
+    "kind", [errors.PatchDoesNotApply, errors.EditNotFound, errors.EditAmbiguous]
+)
+def test_changes_that_do_not_fit_have_classes_of_their_own(
+    kind: type[errors.InvalidRequest],
+) -> None:
+    sent = errors.InvalidRequest("it does not fit")
+    sent.data = {"reason": kind.reason, "count": 2, "lines": [1, 5]}  # type: ignore[attr-defined]
+    error = file_error(sent, "/x")
+    assert type(error) is kind
+    assert (str(error), error.code, error.data) == ("/x: it does not fit", -32600, sent.data)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.data) == (kind, str(error), error.data)
+    if isinstance(error, errors.EditAmbiguous):
+        assert (error.count, error.lines) == (2, (1, 5))
+
+
+@pytest.mark.parametrize("data", [None, {"reason": 5}, {"reason": []}, {"reason": "other"}, "text"])
+def test_other_data_is_left_alone(data: object) -> None:
+    sent = errors.InvalidRequest("it does not fit")
+    sent.data = data
+    error = file_error(sent, "/x")
+    assert (type(error), error.data) == (errors.InvalidRequest, data)
+
+
+@pytest.mark.parametrize("data", [None, {}, {"count": "2", "lines": 3}])
+def test_what_a_server_does_not_tell_is_unknown(data: object) -> None:
+    error = errors.EditAmbiguous("text")
+    error.data = data
+    assert (error.count, error.lines) == (0, ())

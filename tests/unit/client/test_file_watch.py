@@ -71,6 +71,7 @@ def play(scene: Callable[[Session, FileWatch], Coroutine[Any, Any, None]]) -> No
 
 def test_changes_are_iterated_until_the_watch_is_closed() -> None:
     async def scene(session: Session, watch: FileWatch) -> None:
+        assert repr(watch) == "<FileWatch w, not open>"
         async with watch:
             session.send("a", "b")
             assert [await anext(watch), await anext(watch)] == [

@@ -242,3 +242,25 @@ def test_the_end_of_the_program_leaves_the_context(monkeypatch: pytest.MonkeyPat
         assert len(room.tasks) == 2
     finally:
         loop.close()
+
+
+def test_a_handle_describes_its_state() -> None:
+    async def scene() -> None:
+        door = Door()
+        door.may_open.clear()
+        assert repr(door) == "<Door, not open>"
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(outcome(door))
+            await asyncio.sleep(0)
+            assert repr(door) == "<Door, opening>"
+            door.may_open.set()
+        assert repr(door) == "<Door, open>"
+        door.may_close.clear()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(door.aclose())
+            await asyncio.sleep(0)
+            assert repr(door) == "<Door, closing>"
+            door.may_close.set()
+        assert repr(door) == "<Door, closed>"
+
+    play(scene())

@@ -68,6 +68,7 @@ async def test_other_servers_have_none(scene: Scene) -> None:
 async def test_a_start_with_a_name_and_limits(scene: Scene) -> None:
     process = await scene.started(detach=True, name="web", max_lifetime=1.5, idle_timeout=0.0001)
     assert process.name == "web"
+    assert repr(process) == "<DetachedProcess 'web' ['p'], running>"
     scene.output(1)
     assert await anext(process) == Chunk("stdout", b"x")
     assert isinstance(process, DetachedProcess)

@@ -11,10 +11,16 @@ from pathlib import Path
 import pytest
 from tests.support.trees import do, fails, os_error, uri
 
-from exec_server.errors import InvalidParams, InvalidRequest, NotFound, RpcError
+from exec_server.errors import (
+    EditNotFound,
+    InvalidParams,
+    InvalidRequest,
+    NotFound,
+    PatchDoesNotApply,
+    RpcError,
+)
 from exec_server.filesystem import changes
 from exec_server.patching import hunks
-from exec_server.patching.hunks import PatchFailed
 from exec_server.protocol import files as wire
 
 pytestmark = pytest.mark.quick
@@ -153,7 +159,7 @@ def test_edits_keep_the_inode_and_the_mode(folder: Path) -> None:
 
 def test_no_edit_is_made_if_one_fails(folder: Path) -> None:
     (folder / "f").write_text("one two")
-    with pytest.raises(PatchFailed, match="edit 2 of 2"):
+    with pytest.raises(EditNotFound, match="edit 2 of 2"):
         do(edit("f", ("one", "1"), ("three", "3")))
     assert (folder / "f").read_text() == "one two"
 
@@ -203,7 +209,7 @@ def test_a_patch_changes_several_files(folder: Path) -> None:
 
 def test_a_patch_that_does_not_fit_changes_nothing(folder: Path) -> None:
     (folder / "f").write_text("a\n")
-    with pytest.raises(PatchFailed, match="hunk 1 does not fit f"):
+    with pytest.raises(PatchDoesNotApply, match="hunk 1 does not fit f"):
         do(patch("*** Add File: new", "+x", "*** Update File: f", "@@", "-b", "+c"))
     assert os.listdir() == ["f"]
 
@@ -243,10 +249,10 @@ def test_a_patch_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         do(patch("*** Delete File: f"))
     with monkeypatch.context() as patched:
         patched.setattr(hunks, "SECONDS", -1.0)
-        with pytest.raises(PatchFailed, match="processor time"):
+        with pytest.raises(InvalidRequest, match="processor time"):
             do(edit("f", ("four", "five")))
         patched.setattr(changes, "PATCH_BYTES", 4)
-        with pytest.raises(PatchFailed, match="processor time"):
+        with pytest.raises(InvalidRequest, match="processor time"):
             do(patch("*** Update File: f", "-four", "+five"))
     monkeypatch.setattr(changes, "TEXT_BYTES", 50)
     with pytest.raises(InvalidParams, match="the patch is larger than 50 characters"):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from exec_server.errors import PatchDoesNotApply
 from exec_server.filesystem.changes import PATCH_DIRECTORIES, PatchWriter
-from exec_server.patching.hunks import PatchFailed
 from exec_server.patching.patch import PatchedFile
 
 pytestmark = pytest.mark.quick
@@ -70,7 +70,7 @@ def test_a_removed_link_comes_back_as_a_link(tmp_path: Path) -> None:
 
 def test_a_dangling_link_is_not_a_place_for_a_new_file(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("missing")
-    with pytest.raises(PatchFailed, match="leads nowhere"), PatchWriter() as writer:
+    with pytest.raises(PatchDoesNotApply, match="leads nowhere"), PatchWriter() as writer:
         writer.write(PatchedFile(f"{tmp_path}/link", None, b"x"))
     assert os.listdir(tmp_path) == ["link"]
 
@@ -94,7 +94,7 @@ def test_the_new_directories_of_all_files_are_bounded(tmp_path: Path) -> None:
         writer.write(PatchedFile(f"{tmp_path}/a/{deep}f", None, b"x"))
         writer.write(PatchedFile(f"{tmp_path}/b/{deep}f", None, b"x"))
         writer.write(PatchedFile(f"{tmp_path}/b/{deep}g", None, b"x"))
-        with pytest.raises(PatchFailed, match="at most 256 directories"):
+        with pytest.raises(PatchDoesNotApply, match="at most 256 directories"):
             writer.write(PatchedFile(f"{tmp_path}/c/d/e/f", None, b"x"))
     assert os.listdir(tmp_path) == []
     assert len(os.listdir("/proc/self/fd")) == descriptors

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exec_server.errors import InvalidRequest, PatchDoesNotApply
 from exec_server.patching import hunks as patching_hunks
 from exec_server.patching import patch, unified_diff
-from exec_server.patching.hunks import Effort, Hunk, HunkLine, PatchFailed, apply_hunks
+from exec_server.patching.hunks import Effort, Hunk, HunkLine, apply_hunks
 
 pytestmark = pytest.mark.quick
 
@@ -104,18 +105,18 @@ def test_a_patch_with_lf_fits_a_file_with_crlf() -> None:
 
 def test_a_hunk_that_does_not_fit_is_named_with_its_lines() -> None:
     hunks = codex_hunks("@@\n-missing\n+y")
-    with pytest.raises(PatchFailed, match=r"hunk 1 does not fit some/file: .*\nmissing"):
+    with pytest.raises(PatchDoesNotApply, match=r"hunk 1 does not fit some/file: .*\nmissing"):
         apply_hunks("x\n", hunks, "some/file")
 
 
 def test_a_missing_anchor_is_named() -> None:
-    with pytest.raises(PatchFailed, match="f has no line 'class C:' below line 0"):
+    with pytest.raises(PatchDoesNotApply, match="f has no line 'class C:' below line 0"):
         apply_hunks("x\n", codex_hunks("@@ class C:\n-x\n+y"), "f")
 
 
 def test_a_long_hunk_is_shown_in_part() -> None:
     body = "@@\n" + "\n".join(f"-line {number}" for number in range(50))
-    with pytest.raises(PatchFailed, match="line 4\n… and 45 more lines"):
+    with pytest.raises(PatchDoesNotApply, match="line 4\n… and 45 more lines"):
         apply_hunks("x\n", codex_hunks(body), "f")
 
 
@@ -123,7 +124,7 @@ def test_repetitive_files_are_searched_in_one_pass() -> None:
     """Equal lines make a candidate of every line: comparing the hunk at each takes minutes."""
     text = "same\n" * 200_000
     hunks = codex_hunks("@@\n" + " same\n" * 50_000 + "-other\n+x")
-    with pytest.raises(PatchFailed):
+    with pytest.raises(PatchDoesNotApply):
         apply_hunks(text, hunks, "f")
 
 
@@ -138,7 +139,7 @@ def test_the_nearest_place_before_or_after(wanted: int, found: int) -> None:
 def test_a_long_hunk_that_fits_nowhere_is_refused_soon() -> None:
     """A search backwards must not take the product of both lengths."""
     hunk = Hunk((HunkLine(" ", "b"), *[HunkLine(" ", "a")] * 50_000), first_line=100_000)
-    with pytest.raises(PatchFailed, match="does not fit f"):
+    with pytest.raises(PatchDoesNotApply, match="does not fit f"):
         apply_hunks("a\n" * 200_000, [hunk], "f")
 
 
@@ -146,8 +147,46 @@ def test_the_lines_and_the_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     hunks = codex_hunks("@@\n-a\n+b")
     with monkeypatch.context() as patched:
         patched.setattr(patching_hunks, "MAX_LINES", 1)
-        with pytest.raises(PatchFailed, match="f has more than 1 lines"):
+        with pytest.raises(PatchDoesNotApply, match="f has more than 1 lines"):
             apply_hunks("a\nb\n", hunks, "f")
     times = iter([0.0, 1.0, 6.0])
-    with pytest.raises(PatchFailed, match="processor time"):
+    with pytest.raises(InvalidRequest, match="processor time"):
         apply_hunks("b\n", hunks, "f", Effort(lambda: next(times)))
+
+
+def loose_hunk(*anchors: str, first: int | None = None) -> Hunk:
+    lines = (HunkLine(" ", "f"), HunkLine("-", "x"), HunkLine("+", "y"))
+    return Hunk(lines, anchors, first_line=first, is_loose=True)
+
+
+@pytest.mark.parametrize("first", [None, 1, 9])
+def test_a_loose_hunk_fits_one_place(first: int | None) -> None:
+    assert apply_hunks("a\nb\nf\nx\n", [loose_hunk(first=first)], "f") == "a\nb\nf\ny\n"
+    with pytest.raises(PatchDoesNotApply, match="does not fit f"):
+        apply_hunks("f\nz\n", [loose_hunk(first=first)], "f")
+
+
+def test_a_loose_hunk_that_fits_several_places_needs_its_line_or_a_line_above() -> None:
+    text = "f\nx\nclass A:\nf\nx\nf\nx\n"
+    with pytest.raises(PatchDoesNotApply, match=r"hunk 1 for p fits several .*lines 1, 4, 6\)"):
+        apply_hunks(text, [loose_hunk(first=2)], "p")
+    changed = "f\nx\nclass A:\nf\ny\nf\nx\n"
+    assert apply_hunks(text, [loose_hunk(first=4)], "p") == changed
+    assert apply_hunks(text, [loose_hunk("class A:")], "p") == changed
+    with pytest.raises(PatchDoesNotApply, match="several places"):
+        apply_hunks(text, [loose_hunk("class B:")], "p")
+    with pytest.raises(PatchDoesNotApply, match=r"lines 1, 3, 5, 7, 9\)"):
+        apply_hunks("f\nx\n" * 9, [loose_hunk()], "p")
+
+
+def test_loose_hunks_are_below_each_other() -> None:
+    text = "f\nx\nf\nx\n"
+    hunks = [loose_hunk(first=1), loose_hunk(first=1)]
+    assert apply_hunks(text, hunks, "p") == "f\ny\nf\ny\n"
+
+
+def test_a_loose_insertion_needs_a_line_of_the_file() -> None:
+    hunk = Hunk((HunkLine("+", "a"),), is_loose=True)
+    assert apply_hunks("", [hunk], "p") == "a\n"
+    with pytest.raises(PatchDoesNotApply, match="hunk 1 for p adds lines without a line number"):
+        apply_hunks("b\n", [hunk], "p")

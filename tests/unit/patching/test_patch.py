@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.patching.hunks import PatchFailed
+from exec_server.errors import PatchDoesNotApply
 from exec_server.patching.patch import PatchedFile, parse_patch, plan
 
 pytestmark = pytest.mark.quick
@@ -72,7 +72,7 @@ def test_bytes_that_are_not_utf8_stay() -> None:
 
 
 def test_a_missing_file_is_named() -> None:
-    with pytest.raises(PatchFailed, match="f does not exist"):
+    with pytest.raises(PatchDoesNotApply, match="f does not exist"):
         planned(codex("*** Update File: f", "@@", "-a", "+b"))
 
 
@@ -84,7 +84,7 @@ def test_an_absolute_path_below_the_root_is_accepted() -> None:
 
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "/rootless/x", "a/.", "..", "a/"])
 def test_paths_outside_of_the_root_are_refused(path: str) -> None:
-    with pytest.raises(PatchFailed, match=r"outside of the root|not the path of a file"):
+    with pytest.raises(PatchDoesNotApply, match=r"outside of the root|not the path of a file"):
         planned(codex(f"*** Add File: {path}", "+x"))
-    with pytest.raises(PatchFailed, match=r"outside of the root|not the path of a file"):
+    with pytest.raises(PatchDoesNotApply, match=r"outside of the root|not the path of a file"):
         planned(codex("*** Update File: f", f"*** Move to: {path}"), f=b"x")

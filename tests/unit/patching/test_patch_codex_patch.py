@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.patching.hunks import FilePatch, Hunk, HunkLine, PatchFailed
+from exec_server.errors import PatchDoesNotApply
+from exec_server.patching.hunks import FilePatch, Hunk, HunkLine
 from exec_server.patching.patch import parse
 
 pytestmark = pytest.mark.quick
@@ -71,5 +72,5 @@ def test_space_around_the_patch_and_carriage_returns_are_ignored() -> None:
     ],
 )
 def test_errors_name_the_line(text: str, reason: str) -> None:
-    with pytest.raises(PatchFailed, match=reason):
+    with pytest.raises(PatchDoesNotApply, match=reason):
         parse(text)

@@ -25,10 +25,10 @@ from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import (
     ClosedParams,
     ExitedParams,
-    Listed,
     OutputChunk,
     OutputParams,
     ProcessId,
+    ProcessInfo,
     Signal,
     Stream,
 )
@@ -510,7 +510,7 @@ def test_read_and_summary_follow_the_process() -> None:
         world = _world(argv=["echo", "a" * process.LISTED_ARGV, "cut off"])
         argv = ["echo", "a" * (process.LISTED_ARGV - 5)]
         pid = world.process.pid
-        assert world.process.summary() == Listed(_ID, argv, False, True, None, False, 1, pid)
+        assert world.process.summary() == ProcessInfo(_ID, argv, False, True, None, False, 1, pid)
         os.write(world.stdout, b"out")
         await world.until(1)
         result = world.process.read(0, None)
@@ -521,7 +521,7 @@ def test_read_and_summary_follow_the_process() -> None:
         await world.until(3)
         result = world.process.read(1, None)
         assert (result.chunks, result.next_seq, result.exit_code) == ([], 4, 4)
-        assert world.process.summary() == Listed(_ID, argv, False, False, 4, True, 4, pid)
+        assert world.process.summary() == ProcessInfo(_ID, argv, False, False, 4, True, 4, pid)
 
     _run(test)
 

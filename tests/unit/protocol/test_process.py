@@ -13,10 +13,10 @@ from exec_server.protocol.decoding import decode
 from exec_server.protocol.jsonrpc import encode_notification
 from exec_server.protocol.process import (
     OUTPUT,
-    Listed,
     ListResult,
     OutputParams,
     ProcessId,
+    ProcessInfo,
     ReadResult,
     Signal,
     SignalParams,
@@ -100,7 +100,7 @@ def test_output_is_encoded_as_its_struct_would_be(name: str) -> None:
 
 
 def test_listed_process() -> None:
-    listed = Listed(_ID, ["a", "b"], False, True, None, False, 3, 44)
+    listed = ProcessInfo(_ID, ["a", "b"], False, True, None, False, 3, 44)
     assert msgspec.json.encode(ListResult([listed], False)) == (
         b'{"processes":[{"processId":"p","argv":["a","b"],"tty":false,"running":true,'
         b'"exitCode":null,"closed":false,"nextSeq":3,"pid":44}],"truncated":false}'

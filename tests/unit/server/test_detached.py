@@ -22,8 +22,8 @@ from exec_server.protocol.process import (
     ClosedParams,
     Detach,
     ExitedParams,
-    Listed,
     ProcessId,
+    ProcessInfo,
 )
 from exec_server.server import detached
 from exec_server.server.detached import DetachedProcesses
@@ -46,10 +46,12 @@ class FakeProcess:
         if not self.may_signal:
             raise PermissionError
 
-    def summary(self) -> Listed:
+    def summary(self) -> ProcessInfo:
         running = self.exit_code is None
         seq = self.log.next_seq
-        return Listed(self.id, ["x"], False, running, self.exit_code, self.closed, seq, self.pid)
+        return ProcessInfo(
+            self.id, ["x"], False, running, self.exit_code, self.closed, seq, self.pid
+        )
 
 
 class FakeTable:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from exec_server.cli.streams import OutputWriter
     from exec_server.client.environment import Environment
-    from exec_server.protocol.process import ListedDetached
+    from exec_server.protocol.process import DetachedProcessInfo
 
 # Characters of a command line in the table; the JSON form has more of it.
 MAX_COMMAND: Final = 60
@@ -77,14 +77,14 @@ def run_ps(arguments: argparse.Namespace) -> int:
     return run_until_signal(work)
 
 
-def as_json(listed: Sequence[ListedDetached]) -> str:
+def as_json(listed: Sequence[DetachedProcessInfo]) -> str:
     """The list with the names of the protocol."""
     import msgspec
 
     return json_text([msgspec.to_builtins(each) for each in listed])
 
 
-def as_table(listed: Sequence[ListedDetached]) -> str:
+def as_table(listed: Sequence[DetachedProcessInfo]) -> str:
     """One line for each process, in columns; nothing but the headings if there is none."""
     rows = [_HEADINGS, *(_row(each) for each in listed)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
@@ -95,7 +95,7 @@ def as_table(listed: Sequence[ListedDetached]) -> str:
     return "".join(lines)
 
 
-def _row(each: ListedDetached) -> tuple[str, ...]:
+def _row(each: DetachedProcessInfo) -> tuple[str, ...]:
     started = local_time(each.started_at_ms // 1000, "%Y-%m-%d %H:%M:%S")
     command = printable(shlex.join(each.argv))
     if len(command) > MAX_COMMAND:
@@ -103,7 +103,7 @@ def _row(each: ListedDetached) -> tuple[str, ...]:
     return printable(each.name), _status(each), started, str(each.attached), command
 
 
-def _status(each: ListedDetached) -> str:
+def _status(each: DetachedProcessInfo) -> str:
     if each.running:
         return "running"
     limit = "" if each.ended_by is None else f" ({_LIMITS[each.ended_by]})"

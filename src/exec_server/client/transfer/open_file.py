@@ -10,14 +10,14 @@ import asyncio
 import binascii
 import uuid
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol, Self
 
 import msgspec
 import pybase64
 from msgspec import Raw
 
-from exec_server.client.arguments import AnyPath, path_text
+from exec_server.client.arguments import AnyPath, check_bytes, path_text
 from exec_server.client.engine.messages import decode_as
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import is_a_directory, path_error
@@ -100,6 +100,14 @@ class _OpenFile(Handle):
         self._params = params
         self._path = path
         self._handle = HandleId("")
+
+    @property
+    def path(self) -> str:
+        """The path as it was given."""
+        return self._path
+
+    def _target(self) -> str:
+        return self._path
 
     def _check_open(self) -> None:
         if not self.is_open:
@@ -339,6 +347,7 @@ class FileWriter(_OpenFile):
             await asyncio.shield(opening)
         except ExecServerError as error:
             if not replacement.may_write_in_place(error):
+                await replacement.abandon()
                 raise
             return False
         except asyncio.CancelledError:
@@ -470,6 +479,54 @@ def _decode_block(answer: Raw) -> tuple[bytes, bool]:
     except binascii.Error:
         pass
     raise MalformedAnswer("the server sent a block that is not base64")
+
+
+class FileAppender(Handle):
+    """A file to write at its end, which `await` or `async with` opens, or creates.
+
+    Data is in the file as soon as it was sent, and stays there after an exception in the block.
+    """
+
+    def __init__(self, append: Callable[[bytes], Awaitable[None]], path: str) -> None:
+        """`append` adds some data to the file, which it creates if it is missing."""
+        super().__init__()
+        self._append = append
+        self.path = path
+        """The path as it was given."""
+        self._buffer = bytearray()
+        self._lock = asyncio.Lock()  # keeps the pieces in order
+        self.written = 0
+        """Number of bytes that were appended."""
+
+    def _target(self) -> str:
+        return self.path
+
+    async def _open(self) -> None:
+        await self._append(b"")
+
+    async def _close(self) -> None:
+        await self._flush()
+
+    async def write(self, data: bytes) -> None:
+        """Write at the end of the file, at the latest when it is flushed or closed."""
+        check_bytes(data, "encode a text")
+        if not self.is_open:
+            raise RuntimeError(f"{self.path} is not open: use it with `async with`")
+        self._buffer += data
+        if len(self._buffer) >= WRITE_BYTES:
+            await self._flush()
+
+    async def flush(self) -> None:
+        """Wait until all data so far is appended."""
+        await self._flush()
+
+    async def _flush(self) -> None:
+        async with self._lock:
+            while self._buffer:
+                piece = bytes(self._buffer[:WRITE_BYTES])
+                del self._buffer[:WRITE_BYTES]
+                await self._append(piece)
+                self.written += len(piece)
 
 
 async def _open_handle(session: ClientSession, params: OpenParams) -> HandleId:

@@ -555,13 +555,20 @@ class AtomicReplacement:
         sandbox: Sandbox | None,
         target: str,
         spawn: Spawn,
+        *,
+        create: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`spawn` starts a task that outlives the caller's cancellation."""
+        """`spawn` starts a task that outlives the caller's cancellation.
+
+        `create` makes an empty target, and raises AlreadyExists if there is one.
+        """
         self._files = files
         self._commands = commands
         self._sandbox = sandbox
         self._target = target
         self._spawn = spawn
+        self._create = create
+        self._is_created = False
         self._is_new = False
         self._part = ""
 
@@ -570,6 +577,9 @@ class AtomicReplacement:
 
         That is so for targets that cannot be written at all: the server then says why.
         """
+        if self._create is not None:
+            await self._create()
+            self._is_created = True
         try:
             metadata = await self._files.stat(self._target)
         except NotFound:
@@ -625,8 +635,9 @@ class AtomicReplacement:
 
     async def abandon(self) -> None:
         """Remove the temporary file, also if the caller is cancelled meanwhile."""
-        removing = self._spawn(self._files.remove(self._part, missing_ok=True))
-        await asyncio.wait([removing], timeout=CLEAN_UP_SECONDS)
+        paths = [self._part, *([self._target] if self._is_created else [])]
+        removing = [self._spawn(self._files.remove(path, missing_ok=True)) for path in paths]
+        await asyncio.wait(removing, timeout=CLEAN_UP_SECONDS)
 
 
 async def replace(

@@ -48,6 +48,7 @@ class FileResponse(msgspec.Struct, frozen=True):
     errno: int = 0
     code: int = 0
     message: str = ""
+    data: Any = None  # of the error
     defect: str = ""  # see messages.defect_text; the worker has ended
 
 
@@ -112,7 +113,7 @@ def serve(control: socket.socket) -> None:
         except OSError as error:
             response = FileResponse(errno=error.errno or 5)
         except RpcError as error:
-            response = FileResponse(code=error.code, message=error.message)
+            response = FileResponse(code=error.code, message=error.message, data=error.data)
         except Exception:
             messages.send(control, FileResponse(defect=messages.defect_text()), [])
             raise
@@ -215,5 +216,5 @@ def _raise_if_failed(response: FileResponse) -> None:
         if response.code not in _CODES:
             raise InternalError("the sandboxed file operation failed")
         error = RpcError(response.message)
-        error.code = response.code
+        error.code, error.data = response.code, response.data
         raise error

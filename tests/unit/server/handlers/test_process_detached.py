@@ -18,8 +18,8 @@ from exec_server.protocol.process import (
     AttachResult,
     Detach,
     DetachParams,
-    Listed,
     ProcessId,
+    ProcessInfo,
     SignalParams,
     StartParams,
     StartResult,
@@ -47,8 +47,8 @@ class FakeProcess:
         self.writes: list[str | None] = []
         self.signals: list[str] = []
 
-    def summary(self) -> Listed:
-        return Listed(self.id, ["web", "-x"], False, True, None, False, self.log.next_seq)
+    def summary(self) -> ProcessInfo:
+        return ProcessInfo(self.id, ["web", "-x"], False, True, None, False, self.log.next_seq)
 
     def accepts_write(self, write_id: str | None) -> bool:
         return True
