@@ -178,7 +178,7 @@ def explanation(bound: list[BoundSocket], auth: str | None) -> str:
 
     example = quote(bound[0].url)
     lines = [
-        "`exec-server --help` lists all commands. This one is a server: it runs commands and changes "
+        "`exec-server --help` lists all commands. This is a server: it runs commands and changes "
         f"files for its clients, with the rights of {_own_name()}.",
         f"A client: exec-server exec {example} -- uname -a",
         *dict.fromkeys(_admitted(each.address, auth) for each in bound),
