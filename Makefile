@@ -6,6 +6,7 @@
 # make test         lint, unit and fuzz tests and a selection of the others: five minutes
 # make test-all     test, test-rest and test-others
 # make test-rest    every test that test leaves out
+# make test-hostile make test in surroundings that no test may depend on
 # make test-others  unit tests with the other supported versions of Python, fuzz tests with the oldest
 # make coverage     branch coverage of every package, and its floors
 # make reference    install the reference, which test-all and bench then use (needs npm)
@@ -29,8 +30,11 @@ VENV := .venv
 STAMP := $(VENV)/dev-installed
 PYTEST_ARGS ?=
 PORT ?= 7700
+# What make adds to the environment, which commands of the server would inherit: a `make` among them
+# would take itself for a part of this one, and a development server would take our port.
+MAKE_NAMES := MAKEFLAGS MAKELEVEL MAKEOVERRIDES MAKE_TERMERR MAKE_TERMOUT MFLAGS PORT PYTHON VENV
 
-.PHONY: help run dev test test-all test-rest test-others environments lint coverage conformance reference versions limits bench soak fuzz test-kernel test-fleet everyday adapters wheels clean
+.PHONY: help run dev test test-all test-rest test-hostile test-others environments lint coverage conformance reference versions limits bench soak fuzz test-kernel test-fleet everyday adapters wheels clean
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -51,8 +55,8 @@ run: $(VENV)/run-installed
 	@echo "    $(VENV)/bin/exec-server exec ws://127.0.0.1:$(PORT) -- uname -a"
 	@echo "    $(VENV)/bin/exec-server cp README.md ws://127.0.0.1:$(PORT):/tmp/"
 	@echo "    CODEX_EXEC_SERVER_URL=ws://127.0.0.1:$(PORT) codex"
-	@echo "Ctrl-C stops the server. It listens on:"
-	@exec $(VENV)/bin/exec-server --listen ws://127.0.0.1:$(PORT)
+	@echo "The server listens on:"
+	@exec env $(addprefix -u ,$(MAKE_NAMES)) $(VENV)/bin/exec-server --listen ws://127.0.0.1:$(PORT)
 
 dev: $(STAMP)
 
@@ -71,6 +75,9 @@ test-all: test test-rest test-others
 
 test-rest: $(STAMP)
 	sh scripts/test-rest.sh $(VENV) $(PYTEST_ARGS)
+
+test-hostile: $(STAMP)
+	sh scripts/hostile.sh $(MAKE) test
 
 test-others: $(STAMP)
 	sh scripts/test-others.sh "$(PYTHON)" $(PYTEST_ARGS)

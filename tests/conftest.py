@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +13,9 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests.support.client import Client, Server, reference_binary, start_server
 from tests.support.examples import examples
+from tests.support.fixed_surroundings import fix_surroundings
 
-# A server inherits the signals that are ignored here; nohup, for one, ignores SIGHUP.
-for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
-    if signal.getsignal(_number) is signal.SIG_IGN:
-        signal.signal(_number, signal.SIG_DFL)
+fix_surroundings()
 
 _TESTS = Path(__file__).parent
 _QUICK = (_TESTS / "unit", _TESTS / "fuzz")

@@ -1,7 +1,8 @@
-"""scripts/setup-venv.sh explains what a machine lacks."""
+"""scripts/setup-venv.sh explains what a machine lacks; `make run` passes nothing of its own on."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -52,3 +53,22 @@ def test_a_python_without_venv_gets_the_fix(tmp_path: Path) -> None:
     assert code == 1
     assert f"{python} has no venv module" in text
     assert "apt-get install python3-venv or python3.11-venv" in text
+
+
+def test_commands_of_make_run_do_not_see_make(tmp_path: Path) -> None:
+    program = tmp_path / "bin/exec-server"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "arguments: $*"\nenv\n')
+    program.chmod(0o755)
+    (tmp_path / "run-installed").touch()
+    words = ["make", "run", "-k", f"VENV={tmp_path}", "PORT=7711", "PYTHON=/bin/false"]
+    variables = os.environ | {"MAKELEVEL": "2", "KEPT": "1"}
+    done = subprocess.run(
+        words, cwd=_ROOT, env=variables, capture_output=True, text=True, check=True
+    )
+    _, mark, told = done.stdout.partition("arguments: --listen ws://127.0.0.1:7711\n")
+    names = {line.partition("=")[0] for line in told.splitlines()}
+    assert mark, done.stdout
+    assert "KEPT" in names
+    assert not {name for name in names if name.startswith("M")}
+    assert not names & {"PORT", "VENV", "PYTHON"}

@@ -1,0 +1,26 @@
+#!/bin/sh
+# Runs a command in surroundings that no test may depend on: a wide window, a language, a zone, proxies,
+# no home, settings of other programs, closed stdin, ignored signals, few descriptors, private files.
+# usage: scripts/hostile.sh COMMAND...
+blanks="${TMPDIR:-/tmp}/a folder with blanks"
+mkdir -p "$blanks"
+umask 077
+ulimit -Sn 256
+trap "" HUP INT TERM PIPE CHLD USR1
+exec <&-
+unset TERM USER LOGNAME
+exec env TMPDIR="$blanks" \
+    COLUMNS=140 LINES=7 FORCE_COLOR=1 NO_COLOR=1 \
+    LC_ALL=C LANG=de_DE LANGUAGE=de TZ=Pacific/Apia \
+    PYTHONWARNINGS=error PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 no_proxy=example.com \
+    HTTP_PROXY=http://127.0.0.1:9 HTTPS_PROXY=http://127.0.0.1:9 ALL_PROXY=socks5://127.0.0.1:9 \
+    HOME=/nonexistent SHELL=/bin/false EDITOR=/bin/false BASH_ENV=/dev/full ENV=/dev/full \
+    XDG_CONFIG_HOME=/proc XDG_STATE_HOME=/proc XDG_DATA_HOME=/proc XDG_CACHE_HOME=/proc \
+    XDG_RUNTIME_DIR=/proc SSL_CERT_FILE=/dev/null \
+    EXEC_SERVER_TARGET=nowhere EXEC_SERVER_URL=nonsense EXEC_SERVER_LOG=loud \
+    EXEC_SERVER_API_KEY=secret EXEC_SERVER_EXIT_ON_STDIN_CLOSE=1 \
+    CODEX_HOME=/nonexistent CODEX_EXEC_SERVER_URL=ws://127.0.0.1:9 OPENAI_API_KEY=secret \
+    MAKEFLAGS=w MAKELEVEL=3 CDPATH=/ GREP_OPTIONS=-v POSIXLY_CORRECT=1 \
+    GIT_DIR=/nonexistent GIT_CONFIG_GLOBAL=/nonexistent \
+    "$@"
