@@ -18,9 +18,9 @@ from exec_server.adapters.mcp_commands import (
     select_lines,
 )
 from exec_server.client.process import Process
-from exec_server.protocol.sandbox import Denial
 from exec_server.patching import unified_diff
 from exec_server.patching.hunks import apply_hunks
+from exec_server.protocol.sandbox import Denial
 
 
 def test_short_output_is_shown_once() -> None:
