@@ -108,6 +108,42 @@ def test_a_program_that_forgets_to_close(tmp_path: Path) -> None:
         assert left_running(tmp_path) == []
 
 
+_SYNC = """
+import sys
+from exec_server import sync
+with sync.connect(sys.argv[1]) as env:
+    env.shell(sys.argv[2], cwd=sys.argv[3])
+    print("ready", flush=True)
+    env.run(["sleep", "60"])
+"""
+_ASYNC = """
+import asyncio, sys
+from exec_server import connect
+async def main():
+    async with connect(sys.argv[1]) as env:
+        await env.shell(sys.argv[2], cwd=sys.argv[3])
+        print("ready", flush=True)
+        await env.run(["sleep", "60"])
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("program", [_SYNC, _ASYNC], ids=["sync", "async"])
+def test_the_end_of_a_program_by_control_c(program: str, tmp_path: Path) -> None:
+    with start_server("ours") as server:
+        words = [sys.executable, "-c", program, server.url, _LEAVE, str(tmp_path)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
+            try:
+                assert started.stdout is not None
+                assert started.stdout.readline() == b"ready\n"
+                assert len(left_running(tmp_path)) == 4
+                started.send_signal(signal.SIGINT)
+                started.communicate(timeout=scaled(20))
+            finally:
+                started.kill()
+        assert left_running(tmp_path) == []
+
+
 def test_commands_end_what_they_have_left(tmp_path: Path) -> None:
     with start_server("ours") as server:
         words = ("exec", "--cwd", str(tmp_path), server.url)
