@@ -47,6 +47,12 @@ def _state(pid: str) -> str:
         return ""
 
 
+def stop(pid: int) -> None:
+    """Stop a process; it has stopped on return."""
+    os.kill(pid, signal.SIGSTOP)
+    eventually("it has stopped", lambda: _state(str(pid)) == "T")
+
+
 def test_the_end_of_a_block_ends_what_its_commands_have_left(
     ours: ClientTarget, tmp_path: Path
 ) -> None:
@@ -149,6 +155,7 @@ def test_commands_end_what_they_have_left(tmp_path: Path) -> None:
         words = ("exec", "--cwd", str(tmp_path), server.url)
         assert run_client(*words, "sh", "-c", _LEAVE).returncode == 0
         assert left_running(tmp_path) == []
+        (tmp_path / "pids").unlink()
         waiting = f"{_LEAVE} echo ready; trap '' INT; sleep 60"
         with start_client(*words, "sh", "-c", waiting) as client:
             assert client.stdout is not None
@@ -183,10 +190,14 @@ def test_a_client_that_is_lost_is_waited_for(tmp_path: Path) -> None:
 def test_a_server_that_does_not_answer_delays_closing_by_a_second(kind: str) -> None:
     async def scene(url: str, pid: int) -> None:
         env = await connect(url)
+        process = await env.start(["sleep", "60"])
         await env.start(["sleep", "60"])
         loop = asyncio.get_running_loop()
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         try:
+            began = loop.time()
+            await process.aclose()
+            assert loop.time() - began < scaled(1.0) + 0.5
             began = loop.time()
             await env.aclose()
             assert loop.time() - began < scaled(1.0) + 0.5
@@ -201,7 +212,7 @@ def test_a_program_that_does_not_answer_is_killed_after_a_second() -> None:
     async def scene() -> None:
         env = await Environment.local()
         pid = int((await env.shell("echo $PPID")).text)
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         loop = asyncio.get_running_loop()
         began = loop.time()
         await env.aclose()
@@ -241,7 +252,7 @@ def test_a_timeout_with_a_server_that_is_away() -> None:
     async def scene(url: str, pid: int) -> None:
         loop = asyncio.get_running_loop()
         async with Proxy(url).running() as proxy, connect(proxy.url) as env:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
             began = loop.time()
             with pytest.raises(Timeout) as unanswered:
                 await env.run(["sleep", "60"], timeout=0.2)
