@@ -47,6 +47,12 @@ def _state(pid: str) -> str:
         return ""
 
 
+def stop(pid: int) -> None:
+    """Stop a process; it has stopped on return."""
+    os.kill(pid, signal.SIGSTOP)
+    eventually("it has stopped", lambda: _state(str(pid)) == "T")
+
+
 def test_the_end_of_a_block_ends_what_its_commands_have_left(
     ours: ClientTarget, tmp_path: Path
 ) -> None:
@@ -108,11 +114,48 @@ def test_a_program_that_forgets_to_close(tmp_path: Path) -> None:
         assert left_running(tmp_path) == []
 
 
+_SYNC = """
+import sys
+from exec_server import sync
+with sync.connect(sys.argv[1]) as env:
+    env.shell(sys.argv[2], cwd=sys.argv[3])
+    print("ready", flush=True)
+    env.run(["sleep", "60"])
+"""
+_ASYNC = """
+import asyncio, sys
+from exec_server import connect
+async def main():
+    async with connect(sys.argv[1]) as env:
+        await env.shell(sys.argv[2], cwd=sys.argv[3])
+        print("ready", flush=True)
+        await env.run(["sleep", "60"])
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("program", [_SYNC, _ASYNC], ids=["sync", "async"])
+def test_the_end_of_a_program_by_control_c(program: str, tmp_path: Path) -> None:
+    with start_server("ours") as server:
+        words = [sys.executable, "-c", program, server.url, _LEAVE, str(tmp_path)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
+            try:
+                assert started.stdout is not None
+                assert started.stdout.readline() == b"ready\n"
+                assert len(left_running(tmp_path)) == 4
+                started.send_signal(signal.SIGINT)
+                started.communicate(timeout=scaled(20))
+            finally:
+                started.kill()
+        assert left_running(tmp_path) == []
+
+
 def test_commands_end_what_they_have_left(tmp_path: Path) -> None:
     with start_server("ours") as server:
         words = ("exec", "--cwd", str(tmp_path), server.url)
         assert run_client(*words, "sh", "-c", _LEAVE).returncode == 0
         assert left_running(tmp_path) == []
+        (tmp_path / "pids").unlink()
         waiting = f"{_LEAVE} echo ready; trap '' INT; sleep 60"
         with start_client(*words, "sh", "-c", waiting) as client:
             assert client.stdout is not None
@@ -147,10 +190,14 @@ def test_a_client_that_is_lost_is_waited_for(tmp_path: Path) -> None:
 def test_a_server_that_does_not_answer_delays_closing_by_a_second(kind: str) -> None:
     async def scene(url: str, pid: int) -> None:
         env = await connect(url)
+        process = await env.start(["sleep", "60"])
         await env.start(["sleep", "60"])
         loop = asyncio.get_running_loop()
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         try:
+            began = loop.time()
+            await process.aclose()
+            assert loop.time() - began < scaled(1.0) + 0.5
             began = loop.time()
             await env.aclose()
             assert loop.time() - began < scaled(1.0) + 0.5
@@ -165,7 +212,7 @@ def test_a_program_that_does_not_answer_is_killed_after_a_second() -> None:
     async def scene() -> None:
         env = await Environment.local()
         pid = int((await env.shell("echo $PPID")).text)
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         loop = asyncio.get_running_loop()
         began = loop.time()
         await env.aclose()
@@ -205,7 +252,7 @@ def test_a_timeout_with_a_server_that_is_away() -> None:
     async def scene(url: str, pid: int) -> None:
         loop = asyncio.get_running_loop()
         async with Proxy(url).running() as proxy, connect(proxy.url) as env:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
             began = loop.time()
             with pytest.raises(Timeout) as unanswered:
                 await env.run(["sleep", "60"], timeout=0.2)

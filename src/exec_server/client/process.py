@@ -16,7 +16,12 @@ import msgspec
 from exec_server.client import exceptions
 from exec_server.client.arguments import check_number
 from exec_server.client.engine.flow_control import FlowRequests, OutputQueue, Reader
-from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, RemoteProcesses
+from exec_server.client.engine.recovery import (
+    KILL_SECONDS,
+    UNANSWERED_KILL_SECONDS,
+    RemoteProcess,
+    RemoteProcesses,
+)
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.handle import Handle
 from exec_server.client.output import Lines, Pattern, read_until, wait_for_output
@@ -300,7 +305,7 @@ class Process(Handle):
         remote = self._started()
         self._discard_output()
         try:
-            await self._kill_and_wait()
+            await self._kill_and_wait(UNANSWERED_KILL_SECONDS)
         finally:
             self._forget(remote)
 
@@ -574,19 +579,26 @@ class Process(Handle):
         With `wait` it returns when the process has exited, as `terminate` does; the children may
         take a moment longer.
         """
+        await (self._kill_and_wait() if wait else self._kill(None))
+
+    async def _kill(self, seconds: float | None) -> bool:
+        """Kill the process, unless it is over; whether the server has answered in time."""
         remote = self._started()
         self._session.check_loop()
-        if wait:
-            await self._kill_and_wait()
-            return
-        if not self.is_over:
-            await asyncio.wait([self._processes.kill(remote)])
+        if self.is_over:
+            return True
+        answered, _ = await asyncio.wait([self._processes.kill(remote)], timeout=seconds)
+        return bool(answered)
 
-    async def _kill_and_wait(self) -> None:
-        """Kill the process, unless it is over, and wait for its exit up to KILL_SECONDS."""
+    async def _kill_and_wait(self, answer_seconds: float = KILL_SECONDS) -> None:
+        """Kill the process, unless it is over, and wait for its exit up to KILL_SECONDS.
+
+        A server that has not answered after `answer_seconds` is not waited for.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_SECONDS):
-                await self.kill()
+                if not await self._kill(answer_seconds):
+                    return
                 while not self.is_over and self.exit_code is None:
                     await self._wait_for_change()
 
@@ -713,7 +725,8 @@ class DetachedProcess(Process):
         remote = self._started()
         self._discard_output()
         try:
-            await asyncio.wait([self._processes.detach(remote)], timeout=KILL_SECONDS)
+            leaving = self._processes.detach(remote)
+            await asyncio.wait([leaving], timeout=UNANSWERED_KILL_SECONDS)
         finally:
             self._forget(remote)
 

@@ -68,8 +68,8 @@ STARTING_SECONDS: Final = 0.02
 DROPPED_SECONDS: Final = 0.25
 # How long a caller waits for the end of a killed process. It takes milliseconds.
 KILL_SECONDS: Final = 5.0
-# The same if the server has not answered the start, or there is no connection: the kill is made as
-# soon as the server can be reached.
+# The same if there is no connection, or the server answers neither the start of a run nor the kill
+# of a process that is closed. The kill is made as soon as the server can be reached.
 UNANSWERED_KILL_SECONDS: Final = 1.0
 
 # Size of a read. It is halved after each lost connection, down to a minimum: an answer that is

@@ -102,6 +102,7 @@ _PROTOCOL_ERROR: Final = 1002
 _NO_ID: Final = -1
 # The reason if the peer does not know `initialize`, or sends it to the client.
 _CLOSED: Final = "the session was closed"
+_ENVIRONMENT_CLOSED: Final = "the environment was closed"  # what callers are told
 _NOT_A_SERVER: Final = "it does not speak the protocol of an exec-server"
 _FLOOD: Final = f"the server has sent nothing but useless messages for {FLOOD_SECONDS:g} s"
 _RESTARTED: Final = "; the server was probably restarted"
@@ -384,8 +385,8 @@ class ClientSession:
         if connection is None or self.is_silent or not self.features.capabilities.session_close:
             return Closing.SILENT if self.is_silent else Closing.ORDERLY
         for call in connection.pending.values():
-            call.fail(SessionLost(_CLOSED))
-        self._queue.fail(SessionLost(_CLOSED))
+            call.fail(SessionLost(_ENVIRONMENT_CLOSED))
+        self._queue.fail(SessionLost(_ENVIRONMENT_CLOSED))
         closing = PendingCall(self._body(CLOSE.name, None), is_retryable=False)
         self._send(connection, closing)
         await asyncio.wait([closing.future], timeout=CLOSE_SECONDS)
@@ -448,7 +449,7 @@ class ClientSession:
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Start a task that outlives the caller's cancellation; cancelling the future ends it."""
         if self._is_closed:
-            return refuse_background(work, SessionLost("the environment was closed"))
+            return refuse_background(work, SessionLost(_ENVIRONMENT_CLOSED))
         if asyncio.get_running_loop() is not self._loop:
             return refuse_background(work, other_loop_error("session"))
         return start_background(self._tasks, work)
@@ -554,7 +555,7 @@ class ClientSession:
     def _enqueue(self, call: PendingCall) -> None:
         """Send a call as soon as possible; raises SessionLost."""
         if self._is_closed:
-            raise SessionLost(_CLOSED)
+            raise SessionLost(_ENVIRONMENT_CLOSED)
         if self._end_reason is not None:
             if call.is_bound or not self._reconnects:
                 raise SessionLost(self._end_reason)

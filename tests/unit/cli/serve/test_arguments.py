@@ -19,7 +19,7 @@ from exec_server.cli.serve.arguments import (
     stdin_flags,
 )
 from exec_server.process.table import RETENTION_SECONDS
-from exec_server.server.serve import DEFAULT_RETENTION_SECONDS
+from exec_server.server.serve import DEFAULT_RETENTION_SECONDS, MAX_RETENTION_SECONDS
 
 _REMOTE = ["--remote", "https://r", "--environment-id", "e"]
 
@@ -30,6 +30,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = parse([])
     assert (arguments.listen, arguments.concurrent_requests) == ([DEFAULT_LISTEN_URL], 1)
     assert (arguments.session_retention, arguments.log_level) == (80.0, "error")
+    assert arguments.max_session_retention == MAX_RETENTION_SECONDS
     retentions = (arguments.session_retention, arguments.process_retention)
     assert retentions == (DEFAULT_RETENTION_SECONDS, RETENTION_SECONDS)
     assert not arguments.exit_on_stdin_close
@@ -191,6 +192,10 @@ def test_forward_may_follow_flags() -> None:
         (["forward", "again"], "unrecognized arguments: again"),
         (["--concurrent-requests", "0"], "invalid positive number value: '0'"),
         (["--session-retention", "-1"], "invalid number of seconds value: '-1'"),
+        (
+            ["--max-session-retention", "8 hours"],
+            "invalid duration (90s, 30m, 8h, 1d) value: '8 hours'",
+        ),
         (["--listen"], "argument --listen: expected one argument"),
     ],
 )
