@@ -123,7 +123,7 @@ class Listing:
 
     def is_ambiguous(self, path: str) -> bool:
         """Whether another path differs in case or Unicode form only: here it may be the same."""
-        return bool(self._ambiguous) and hash(_folded(path)) in self._ambiguous
+        return bool(self._ambiguous) and hash(folded(path)) in self._ambiguous
 
     def feed(self, data: bytes) -> None:
         """Take a part of the output; raises MalformedAnswer, InvalidRequest for a huge tree."""
@@ -172,7 +172,7 @@ class Listing:
         self._starts.append(start)
         self._kinds += item.kind.encode()
         self._hashes.append(hash(item.path))
-        self._folded_hashes.append(hash(_folded(item.path)))
+        self._folded_hashes.append(hash(folded(item.path)))
 
     def _check_path(self, path: str) -> None:
         parent, _, name = path.rpartition("/")
@@ -212,7 +212,7 @@ def _item(match: re.Match[bytes]) -> Item:
     )
 
 
-def _folded(path: str) -> str:
+def folded(path: str) -> str:
     """A path as file systems compare it that ignore case or Unicode forms."""
     if path.isascii():
         return path.lower()
