@@ -76,6 +76,12 @@ def test_between_targets(ours: ClientTarget, project: Path, tmp_path: Path) -> N
         }
         done = run_client("cp", *words, f"{ours.url}:{project}/.", place)
         assert (done.returncode, done.stdout, stderr_text(done)) == (0, b"", "")
+        os.mkfifo(project / "fifo")
+        write_files(tmp_path, {"b/d/extra": "e"})
+        done = run_client("cp", *words, f"{ours.url}:{project}/.", place)
+        assert done.returncode == 1
+        assert f"{place}: nothing is deleted: not everything was copied" in stderr_text(done)
+        (tmp_path / "b/d/extra").unlink()
     assert set(tree(tmp_path / "b")) == {
         *(".gitignore", "x", "d", "d/y", "d/z.o", "link", "n", "n/kept")
     }

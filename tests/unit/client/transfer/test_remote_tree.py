@@ -258,6 +258,20 @@ def test_levels_that_are_incomplete() -> None:
         filtered(Levels(entry("/s/a"), lost_bytes=3, lost_stdout=3), "x")
 
 
+def test_ignore_files_are_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IGNORE_FILES", 2)
+    names = [f"d{number}" for number in range(5)]
+    directories = b"".join(entry(f"/s/{name}", "d") for name in names)
+    machine = Levels(
+        directories,
+        b"".join(entry(f"/s/{name}/.gitignore") + entry(f"/s/{name}/x") for name in names),
+    )
+    machine.content = b"x"
+    paths, _ = filtered(machine, gitignore=True)
+    assert paths == ["", *(path for name in names for path in (name, f"{name}/.gitignore"))]
+    assert sorted(machine.read_files) == [f"/s/{name}/.gitignore" for name in names]
+
+
 def test_levels_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ENTRIES", 2)
     level = b"".join(entry(f"/s/{number}") for number in range(3))
