@@ -132,7 +132,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exclusion, "ALL_BYTES", 6)
     tree = TreeFilter([], gitignore=True)
     tree.enter("", b"#aaa")
-    with pytest.raises(InvalidRequest, match="more than .* or 6 bytes"):
+    with pytest.raises(InvalidRequest, match="or 6 bytes"):
         tree.enter("x", b"#bbb")
 
 
