@@ -11,6 +11,7 @@ from tests.support.client_targets import ClientTarget
 from tests.support.trees import tree, write_files
 
 from exec_server import Environment, NotAllCopied, Planned, Transfer, sync
+from exec_server.client.transfer import download
 from exec_server.client.transfer.remote_tree import RemoteTree
 from exec_server.errors import InvalidRequest, Unsupported
 
@@ -171,6 +172,20 @@ def test_ignore_files_decide_what_is_kept(
     there.play(scene)
     kept = {"cache", "cache/kept", "old", "old/cache", "old/cache/kept", "gone", "gone/a.o"}
     assert paths_below(target) == paths_below(source) | kept
+
+
+def test_a_file_of_another_spelling_may_be_the_copied_one(
+    ours: ClientTarget, source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "IGNORES_CASE", True)
+    write_files(target, {"X": "x", "Other": "o"})
+
+    async def scene(env: Environment) -> None:
+        done = await env.files.download(source, target, **MIRROR, check=False)
+        assert "Other" in done.deleted
+
+    ours.play(scene)
+    assert (target / "X").exists()
 
 
 def test_the_same_without_async(ours: ClientTarget, source: Path, target: Path) -> None:

@@ -8,13 +8,14 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.cli import run_client
 from tests.support.client import start_server
 from tests.support.client_targets import ClientTarget, Proxy, Run, Scene, bounded, until_lost
 from tests.support.older_servers import answers, installed_versions, recorded, start_older_server
-from tests.support.trees import make_tree, tree
+from tests.support.trees import make_tree, tree, write_files
 
 from exec_server import Environment, IsADirectory, connect
 from exec_server.client.engine.server_features import judge
@@ -278,3 +279,20 @@ def test_commands_for_people(older: ClientTarget, tmp_path: Path) -> None:
         assert shown in done.stdout
     assert (tmp_path / "g").stat().st_size == 3 * MIB
     assert not (tmp_path / "f").exists()
+
+
+def test_mirrors(older: ClientTarget, tmp_path: Path) -> None:
+    write_files(tmp_path / "a", {"x": "x", "d/y.o": "", ".gitignore": "*.o\n", "n/z": ""})
+    write_files(tmp_path / "b", {"old/f": "", "n/kept": ""})
+    write_files(tmp_path / "c", {"old/f": "", "n/kept": ""})
+
+    async def scene(env: Environment) -> None:
+        options: dict[str, Any] = {"exclude": ["n/"], "gitignore": True}
+        options |= {"sync": "checksum", "delete": True}
+        sent = await env.files.upload(tmp_path / "a", tmp_path / "b", **options)
+        got = await env.files.download(tmp_path / "a", tmp_path / "c", **options)
+        assert sent.deleted == got.deleted == ("old/f", "old")
+
+    older.play(scene)
+    kept = {".gitignore", "x", "d", "n", "n/kept"}
+    assert set(tree(tmp_path / "b")) == set(tree(tmp_path / "c")) == kept

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.cli import run_client, stderr_text
-from tests.support.client import start_server
+from tests.support.cli import run_client, start_client, stderr_text
+from tests.support.client import scaled, start_server
 from tests.support.client_targets import ClientTarget
+from tests.support.server_internals import eventually
 from tests.support.trees import tree, write_files
 
 # From a place to a place: made of a target's URL and a path.
@@ -73,6 +76,12 @@ def test_between_targets(ours: ClientTarget, project: Path, tmp_path: Path) -> N
         }
         done = run_client("cp", *words, f"{ours.url}:{project}/.", place)
         assert (done.returncode, done.stdout, stderr_text(done)) == (0, b"", "")
+        os.mkfifo(project / "fifo")
+        write_files(tmp_path, {"b/d/extra": "e"})
+        done = run_client("cp", *words, f"{ours.url}:{project}/.", place)
+        assert done.returncode == 1
+        assert f"{place}: nothing is deleted: not everything was copied" in stderr_text(done)
+        (tmp_path / "b/d/extra").unlink()
     assert set(tree(tmp_path / "b")) == {
         *(".gitignore", "x", "d", "d/y", "d/z.o", "link", "n", "n/kept")
     }
@@ -112,3 +121,23 @@ def test_what_is_refused(ours: ClientTarget, project: Path, tmp_path: Path) -> N
         assert ended.returncode == 1
         assert "nothing is deleted in the root directory" in stderr_text(ended)
     assert (project / "d/y").exists()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_interrupted_deletion_leaves_nothing_behind(
+    ours: ClientTarget, project: Path, tmp_path: Path, way: str
+) -> None:
+    source, target = (make(ours.url, str(tmp_path)) for make in WAYS[way])
+    write_files(tmp_path / "b", {f"many/{number}": "" for number in range(2500)})
+    words = ["cp", "--sync", "--delete", f"{source}/a/.", f"{target}/b"]
+    with start_client(*words) as client:
+        eventually("a deletion", lambda: len(os.listdir(tmp_path / "b/many")) < 2500)
+        client.send_signal(signal.SIGINT)
+        assert client.wait(scaled(10)) == 130
+        assert client.stderr is not None
+        assert client.stderr.read() == b"exec-server: interrupted; run it again to resume\n"
+    assert 0 < len(os.listdir(tmp_path / "b/many")) < 2500
+    assert not list(tmp_path.rglob("*.part"))
+    done = run_client(*words)
+    assert (done.returncode, stderr_text(done)) == (0, "")
+    assert set(tree(tmp_path / "b")) == set(tree(project))

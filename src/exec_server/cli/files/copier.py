@@ -8,10 +8,10 @@ import os
 import posixpath
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 from exec_server.cli.connection import Connections, error_text, run_until_signal
 from exec_server.cli.errors import EXIT_FAILURE, CommandError, UsageError
@@ -40,10 +40,6 @@ class CopyFlags:
     def only_copies(self) -> bool:
         """Whether a plain copy is wanted, which a server makes in one request."""
         return not any(self.options.values())
-
-
-# The second half of a copy between targets deletes, and is the one that a dry run is about.
-_OF_DESTINATION: Final[Mapping[str, Any]] = {"sync": None, "delete": False, "dry_run": False}
 
 
 def copy(paths: list[str], access: AccessOptions, flags: CopyFlags) -> int:
@@ -159,7 +155,8 @@ class _Copier:
 
     async def _copy_between_targets(self, source: Endpoint, destination: Endpoint) -> bool:
         """Download to a temporary directory and upload: targets cannot reach each other."""
-        quiet = CopyFlags({**self._options, **_OF_DESTINATION}, is_quiet=self._flags.is_quiet)
+        # With `delete`, which finds nothing there, a source that cannot be listed is refused.
+        quiet = CopyFlags({**self._options, "dry_run": False}, is_quiet=self._flags.is_quiet)
         with tempfile.TemporaryDirectory(prefix="exec-server-cp-") as directory:
             local = Endpoint(None, os.path.join(directory, source.name or "content"))
             is_complete = await _Copier(self._connections, quiet)._download(source, local)
@@ -168,7 +165,7 @@ class _Copier:
             flags = self._flags
             if not is_complete and self._options["delete"]:
                 print_status(f"{destination}: nothing is deleted: not everything was copied")
-                flags = CopyFlags({**self._options, "delete": False}, is_verbose=flags.is_verbose)
+                flags = replace(flags, options={**self._options, "delete": False})
             copier = _Copier(self._connections, flags)
             return await copier._upload(local, destination, label=source) and is_complete
 

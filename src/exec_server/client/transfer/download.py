@@ -12,6 +12,7 @@ import errno
 import os
 import posixpath
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,13 +40,16 @@ from exec_server.client.transfer.plan import (
     join,
     part_path,
 )
-from exec_server.client.transfer.remote_tree import Listing, RemoteTree
+from exec_server.client.transfer.remote_tree import Listing, RemoteTree, folded
 from exec_server.errors import InvalidRequest
 from exec_server.protocol.sandbox import Sandbox
 
 # Directories that are known to have no entries but those of this download: some megabytes. In
 # others, an entry is looked up before it is replaced.
 NEW_DIRECTORIES: Final = 65_536
+
+# Whether an entry of another spelling may be the very file that was copied.
+IGNORES_CASE: Final = sys.platform in ("darwin", "win32")
 
 _SAME_NAME: Final = "another entry of the tree has the same name on this file system"
 
@@ -416,6 +420,12 @@ class Download(TreeCopy):
         tally = Tally(None)
         existing = await asyncio.to_thread(scan, target, tally.fail, self._filter)
         self._tally.left_out += (f"deletions: {each.error}" for each in tally.failed)
+        if IGNORES_CASE:
+            paths = {item.path for item in listing}
+            names = set(map(folded, paths))
+            existing = [
+                item for item in existing if item.path in paths or folded(item.path) not in names
+            ]
         return extra_entries(listing, existing, self._kept(tally), excluded)
 
     async def _fill(self, tree: LocalTree, listing: Listing, source: str, target: str) -> None:

@@ -25,6 +25,8 @@ MAX_PATTERNS: Final = 4_096
 PATTERN_BYTES: Final = 4_096
 # Patterns of all different ignore files of a tree together, which stay in memory until its end.
 ALL_PATTERNS: Final = 65_536
+# The same for their texts.
+ALL_BYTES: Final = 8 * 1_048_576
 # Names of one pattern with slashes: an entry is compared with each of them at most.
 PATTERN_NAMES: Final = 64
 
@@ -176,6 +178,7 @@ class TreeFilter:
         self._directories: dict[str, tuple[_Layer, ...]] = {}
         self._parsed: dict[bytes, Patterns] = {}  # many ignore files of a tree are equal
         self._parsed_patterns = 0
+        self._parsed_bytes = 0
 
     def reads_ignore_file(self, directory: str) -> bool:
         """Whether `enter` needs the ignore file of a directory."""
@@ -207,8 +210,11 @@ class TreeFilter:
             lines = ignore_file.removeprefix(_BYTE_ORDER_MARK).split(b"\n")
             patterns = Patterns(line.removesuffix(b"\r") for line in lines)
             self._parsed_patterns += len(patterns)
-            if self._parsed_patterns > ALL_PATTERNS:
-                raise InvalidRequest(f"more than {ALL_PATTERNS} patterns in {IGNORE_FILE} files")
+            self._parsed_bytes += len(ignore_file)
+            if self._parsed_patterns > ALL_PATTERNS or self._parsed_bytes > ALL_BYTES:
+                raise InvalidRequest(
+                    f"more than {ALL_PATTERNS} patterns or {ALL_BYTES} bytes in {IGNORE_FILE} files"
+                )
             self._parsed[ignore_file] = patterns
         return _Layer(patterns, patterns.start()) if len(patterns) else None
 

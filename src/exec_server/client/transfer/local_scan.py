@@ -52,7 +52,7 @@ def _walk(
             with os.scandir(join(top, directory)) as listing:
                 entries = sorted(listing, key=lambda entry: entry.name)
             if tree_filter is not None:
-                _enter(tree_filter, directory, entries)
+                _enter(tree_filter, top, directory, entries)
         except OSError as error:
             fail(directory, error)
             continue
@@ -71,7 +71,9 @@ def _walk(
                 unvisited.append(path)
 
 
-def _enter(tree_filter: TreeFilter, directory: str, entries: list[os.DirEntry[str]]) -> None:
+def _enter(
+    tree_filter: TreeFilter, top: str, directory: str, entries: list[os.DirEntry[str]]
+) -> None:
     """Read the ignore file of a directory; raises OSError, also for one with hostile patterns."""
     content = b""
     for entry in entries:
@@ -82,7 +84,7 @@ def _enter(tree_filter: TreeFilter, directory: str, entries: list[os.DirEntry[st
     try:
         tree_filter.enter(directory, content)
     except InvalidRequest as error:
-        raise OSError(errno.EINVAL, str(error), directory) from None
+        raise OSError(errno.EINVAL, str(error), join(top, directory)) from None
 
 
 def _open_plain(path: str, flags: int) -> int:

@@ -49,6 +49,8 @@ FIND_FORMAT: Final = "%y\\0%m\\0%s\\0%T@\\0%P\\0%l\\0"
 LISTING_BYTES: Final = 64 * 1_048_576
 # Of one entry: the path and the target of a symlink have up to 4096 bytes each on Linux.
 ENTRY_BYTES: Final = 16_384
+# Ignore files that are read together, each of at most 256 KiB.
+IGNORE_FILES: Final = 128
 # Of the messages of find: those of about 10,000 entries that it cannot read.
 ERROR_BYTES: Final = 1_048_576
 
@@ -123,7 +125,7 @@ class Listing:
 
     def is_ambiguous(self, path: str) -> bool:
         """Whether another path differs in case or Unicode form only: here it may be the same."""
-        return bool(self._ambiguous) and hash(_folded(path)) in self._ambiguous
+        return bool(self._ambiguous) and hash(folded(path)) in self._ambiguous
 
     def feed(self, data: bytes) -> None:
         """Take a part of the output; raises MalformedAnswer, InvalidRequest for a huge tree."""
@@ -172,7 +174,7 @@ class Listing:
         self._starts.append(start)
         self._kinds += item.kind.encode()
         self._hashes.append(hash(item.path))
-        self._folded_hashes.append(hash(_folded(item.path)))
+        self._folded_hashes.append(hash(folded(item.path)))
 
     def _check_path(self, path: str) -> None:
         parent, _, name = path.rpartition("/")
@@ -212,7 +214,7 @@ def _item(match: re.Match[bytes]) -> Item:
     )
 
 
-def _folded(path: str) -> str:
+def folded(path: str) -> str:
     """A path as file systems compare it that ignore case or Unicode forms."""
     if path.isascii():
         return path.lower()
@@ -341,22 +343,26 @@ class RemoteTree:
             and item.path.rpartition("/")[2] == IGNORE_FILE
             and tree_filter.reads_ignore_file(item.path.rpartition("/")[0])
         }
-        contents, errors = await read_many(
-            *(self._files, self._session, {path: path for path in names}, IGNORE_FILE_BYTES),
-            check=False,
-        )
-        texts = {directory: contents[path] for path, directory in names.items()}
-        failed = {names[path]: error for path, error in errors.items()}
-        entered = set()
-        for directory in level:
-            try:
-                if directory in failed:
-                    raise failed[directory]
-                tree_filter.enter(directory, texts.get(directory, b""))
-            except (RpcError, SandboxDenied) as error:
-                self._fail(directory, error)
-            else:
-                entered.add(directory)
+        entered: set[str] = set()
+        for directory in set(level) - set(names.values()):
+            tree_filter.enter(directory)
+            entered.add(directory)
+        paths = list(names)
+        for start in range(0, len(paths), IGNORE_FILES):
+            some = paths[start : start + IGNORE_FILES]
+            contents, errors = await read_many(
+                *(self._files, self._session, {path: path for path in some}, IGNORE_FILE_BYTES),
+                check=False,
+            )
+            for path in some:
+                try:
+                    if path in errors:
+                        raise errors[path]
+                    tree_filter.enter(names[path], contents[path])
+                except (RpcError, SandboxDenied) as error:
+                    self._fail(names[path], error)
+                else:
+                    entered.add(names[path])
         return entered
 
     async def _find_level(self, source: str, level: list[str]) -> list[Item]:

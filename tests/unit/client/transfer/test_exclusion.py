@@ -129,6 +129,11 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     tree.enter("x", b"a\nb")  # equal files are one
     with pytest.raises(InvalidRequest, match="more than 3 patterns"):
         tree.enter("y", b"c\nd")
+    monkeypatch.setattr(exclusion, "ALL_BYTES", 6)
+    tree = TreeFilter([], gitignore=True)
+    tree.enter("", b"#aaa")
+    with pytest.raises(InvalidRequest, match="or 6 bytes"):
+        tree.enter("x", b"#bbb")
 
 
 def test_ancestors() -> None:
