@@ -17,7 +17,8 @@ from tests.fuzz.target import Target, as_text, json_bytes
 from exec_server.cli.errors import UsageError
 from exec_server.cli.exec.terminal import MAX_TYPED_BYTES, EscapeParser
 from exec_server.cli.serve import watchdog
-from exec_server.cli.targets import find_target, load_targets, parse_remote_path
+from exec_server.cli.targets import parse_remote_path
+from exec_server.client.targets import find_target, load_targets
 from exec_server.errors import RegistryError, StartupError, printable
 from exec_server.filesystem.syscalls import parse_mounts, slow_mount_points
 from exec_server.protocol import process

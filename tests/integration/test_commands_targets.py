@@ -65,7 +65,7 @@ def test_names_and_tokens(config: Path, tmp_path: Path) -> None:
             assert "-token\n" not in stderr_text(ended)
         unknown = run_client("ls", "nope:/", config=config)
         assert unknown.returncode == 2
-        assert "known targets: none, right, wrong" in stderr_text(unknown)
+        assert "targets.toml defines none, right, wrong" in stderr_text(unknown)
 
 
 def test_tokens_are_not_sent_in_the_open(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from tests.support.trees import write_files
 
 from exec_server import Environment, serve, sync
 from exec_server.adapters import target as adapter_target
-from exec_server.cli.targets import find_target
 from exec_server.client.engine.stdio import StdioDialer
+from exec_server.client.targets import find_target
 from exec_server.host import interpreter
 from exec_server.notebook.remote_cell import NotebookConnections
 from exec_server.protocol import codex

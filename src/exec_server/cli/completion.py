@@ -24,7 +24,9 @@ from exec_server.cli.table import (
     TARGETS,
     CommandRow,
 )
-from exec_server.cli.targets import RemotePath, find_target, parse_remote_path
+from exec_server.cli.targets import RemotePath, join_path, parse_remote_path
+from exec_server.client.targets import find_target
+from exec_server.errors import StartupError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -464,7 +466,7 @@ def build_path_parser() -> CommandParser:
 def run_path(arguments: argparse.Namespace) -> int:
     try:
         remote = parse_remote_path(arguments.word)
-    except UsageError:
+    except (StartupError, UsageError):
         return EXIT_FAILURE
     if remote is None or remote.path is None:
         return EXIT_FAILURE
@@ -480,7 +482,7 @@ def _print_words(name: str, list_words: Callable[[Environment], Awaitable[list[s
     """Ask a target for words; returns the exit code. A shell would show errors: none is printed."""
     try:
         target = find_target(name)
-    except UsageError:
+    except StartupError:
         return EXIT_FAILURE
     if target.argv is not None:
         # A program such as ssh could ask for a password; it has no detached commands either.
@@ -518,7 +520,7 @@ def matching(remote: RemotePath, entries: list[Entry]) -> list[str]:
     """The entries of the directory of a word that continue it, as words."""
     directory, beginning = _split(remote.path or "")
     matches = [
-        f"{remote.target}:{directory}{entry.name}{'/' if entry.is_directory else ''}"
+        join_path(remote.target, f"{directory}{entry.name}{'/' if entry.is_directory else ''}")
         for entry in entries
         if entry.name.startswith(beginning)
         and (beginning or not entry.name.startswith("."))

@@ -8,17 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from exec_server.cli.parser import CommandParser
 from exec_server.cli.streams import json_text, print_text
-from exec_server.cli.targets import (
-    Target,
-    TargetParser,
-    access_options,
-    find_target,
-    with_access_flags,
-)
+from exec_server.cli.targets import TargetParser, chosen_target, with_access_flags
 from exec_server.errors import printable
 
 if TYPE_CHECKING:
     from exec_server.client.environment import Environment
+    from exec_server.client.targets import Target
 
 # Output of the command that tries the sandbox: the last line is the reason.
 MAX_REASON_BYTES: Final = 65_536
@@ -53,7 +48,7 @@ def build_parser() -> CommandParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
 
     from exec_server.cli.connection import open_environment, run_until_signal
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from exec_server.cli.errors import UsageError
 from exec_server.cli.parser import ArgumentParser, CommandParser, positive_seconds
-from exec_server.cli.targets import TargetParser, access_options, find_target, with_access_flags
+from exec_server.cli.targets import TargetParser, chosen_target, with_access_flags
 from exec_server.errors import printable
 
 # The names that servers accept.
@@ -229,7 +229,7 @@ def _add_detach_flags(parser: ExecParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     _check_detach(arguments)
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
     if arguments.detach and target.argv is not None:
         raise UsageError(
             f"{target.label}: the server of a stdio target ends with the connection, and a "

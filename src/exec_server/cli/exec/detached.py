@@ -18,13 +18,7 @@ from exec_server.cli.streams import (
     print_status,
     print_text,
 )
-from exec_server.cli.targets import (
-    Target,
-    TargetParser,
-    access_options,
-    find_target,
-    with_access_flags,
-)
+from exec_server.cli.targets import TargetParser, chosen_target, with_access_flags
 from exec_server.errors import printable
 
 if TYPE_CHECKING:
@@ -32,6 +26,7 @@ if TYPE_CHECKING:
 
     from exec_server.cli.streams import OutputWriter
     from exec_server.client.environment import Environment
+    from exec_server.client.targets import Target
     from exec_server.protocol.process import ListedDetached
 
 # Characters of a command line in the table; the JSON form has more of it.
@@ -64,7 +59,7 @@ def build_ps_parser() -> CommandParser:
 
 
 def run_ps(arguments: argparse.Namespace) -> int:
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
 
     from exec_server.cli.connection import open_environment, run_until_signal
 
@@ -142,7 +137,7 @@ def build_logs_parser() -> CommandParser:
 
 
 def run_logs(arguments: argparse.Namespace) -> int:
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
 
     from exec_server.cli.connection import run_until_signal
 
@@ -249,7 +244,7 @@ def build_attach_parser() -> CommandParser:
 
 
 def run_attach(arguments: argparse.Namespace) -> int:
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
 
     from exec_server.cli.exec.execution import attach
 
@@ -302,7 +297,7 @@ def build_kill_parser() -> KillParser:
 
 
 def run_kill(arguments: argparse.Namespace) -> int:
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
 
     from exec_server.cli.connection import run_until_signal
 
