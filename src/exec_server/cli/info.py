@@ -42,7 +42,7 @@ examples:
 
 def build_parser() -> CommandParser:
     parser = TargetParser("info", _DESCRIPTION, _EPILOG)
-    parser.add_argument("target", metavar="TARGET")
+    parser.add_argument("target", metavar="TARGET", nargs="?")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return with_access_flags(parser)
 

@@ -39,7 +39,7 @@ examples:
 
 def build_parser() -> CommandParser:
     parser = TargetParser("mcp", _DESCRIPTION, _EPILOG)
-    parser.add_argument("target", metavar="TARGET")
+    parser.add_argument("target", metavar="TARGET", nargs="?")
     parser.add_argument(
         "--cwd", metavar="DIR", help="where relative paths start (default: that of the server)"
     )

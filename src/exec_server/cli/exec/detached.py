@@ -53,7 +53,7 @@ examples:
 
 def build_ps_parser() -> CommandParser:
     parser = TargetParser("ps", _PS_DESCRIPTION, _PS_EPILOG)
-    parser.add_argument("target", metavar="TARGET")
+    parser.add_argument("target", metavar="TARGET", nargs="?")
     parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
     return with_access_flags(parser)
 
@@ -114,6 +114,7 @@ examples:
   exec-server logs build web
   exec-server logs -f build web | grep -i error
   exec-server logs -n 20 -f build web
+  exec-server logs : web                           on the target of EXEC_SERVER_TARGET
 """
 
 

@@ -34,6 +34,7 @@ started with --allow-port-hosts.
 examples:
   exec-server port build 3000
   exec-server port build 8080:80 0:5432
+  exec-server port : 3000                          on the target of EXEC_SERVER_TARGET
   exec-server port -R build 3000:9000
   exec-server port build 5432:db.internal:5432
 """
