@@ -252,6 +252,9 @@ _exec_server_complete() {{
             else compopt -o filenames; _exec_server_reply -f; fi ;;
         completion) _exec_server_reply -W {shells} ;;
         sandbox) ((COMP_CWORD == 2)) && _exec_server_reply -W 'check run' ;;
+        targets)
+            if ((COMP_CWORD == 2)); then _exec_server_reply -W 'add remove'
+            else _exec_server_reply -W "$({list_names})"; fi ;;
     esac
 }}
 complete -F _exec_server_complete exec-server
@@ -324,6 +327,7 @@ _exec_server() {{
         ({copy_commands}) _exec_server_paths || {{ compadd -S : -a names; _files }} ;;
         completion) compadd {shells} ;;
         sandbox) ((CURRENT == 3)) && compadd check run ;;
+        targets) if ((CURRENT == 3)); then compadd add remove; else compadd -a names; fi ;;
     esac
 }}
 compdef _exec_server exec-server
@@ -404,6 +408,9 @@ def _fish() -> str:
         ),
         f"complete -c exec-server -n '{seen} completion' -a '{' '.join(SHELLS)}'",
         f"complete -c exec-server -n '{seen} sandbox' -a 'check run'",
+        f"complete -c exec-server -n '{seen} targets; and not {seen} add remove' -a 'add remove'",
+        f"complete -c exec-server -n '{seen} targets; and {seen} remove' "
+        f"-a '({_LIST_NAMES.replace('2>', '2> ')})'",
     ]
     return "\n".join(lines) + "\n"
 

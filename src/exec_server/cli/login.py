@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from exec_server.cli.errors import CommandError, UsageError
 from exec_server.cli.parser import CommandParser
 from exec_server.cli.streams import json_text, print_text
+from exec_server.cli.targets import refuse_token
 from exec_server.client.logins import (
     Login,
     Place,
@@ -49,6 +50,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("url", metavar="URL", nargs="?", help="the URL of the registry")
     parser.add_argument("--token-file", metavar="FILE", help="file with the token")
     parser.add_argument("--token-env", metavar="NAME", help="environment variable with the token")
+    refuse_token(parser)
     parser.add_argument(
         "--ca-file", metavar="FILE", help="root certificates to trust, in PEM format; remembered"
     )

@@ -121,13 +121,30 @@ def join_path(target: str, path: str) -> str:
     return f"{'' if target == DEFAULT_TARGET else target}:{path}"
 
 
-def with_access_flags(parser: _Parser) -> _Parser:
+class _TokenRefused(argparse.Action):
+    """A flag that is not there, as its error says: other users see the arguments of a process."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error(
+            "there is no --token, because other users can see the arguments of a process: use "
+            "--token-file FILE or --token-env NAME"
+        )
+
+
+def refuse_token(parser: argparse.ArgumentParser) -> None:
+    """Let `--token X` name the flags for a token."""
+    parser.add_argument("--token", action=_TokenRefused, nargs="?", help=argparse.SUPPRESS)
+
+
+def with_access_flags(
+    parser: _Parser,
+    purpose: str = "For targets without a name; for named ones they override targets.toml.",
+) -> _Parser:
     """Add the group of flags to a parser, and return it."""
-    group = parser.add_argument_group(
-        "access", "For targets without a name; for named ones they override targets.toml."
-    )
+    group = parser.add_argument_group("access", purpose)
     for name, keywords in ACCESS_FLAGS.items():
         group.add_argument(f"--{name.replace('_', '-')}", **keywords)
+    refuse_token(parser)
     return parser
 
 

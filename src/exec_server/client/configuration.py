@@ -98,6 +98,8 @@ def write_private_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with open(descriptor, "wb") as file:
+            if _HAS_MODES:
+                os.fchmod(descriptor, mode)  # whatever the umask is
             file.write(content)
         temporary.replace(path)
     except BaseException:

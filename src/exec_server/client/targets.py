@@ -39,7 +39,7 @@ _WEB_URL: Final = r"(?is)http(s?)://(?P<place>.*)"
 _HOST: Final = r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?P<port>:[0-9]+)?"
 _RELAY: Final = r"(?s)(https?://.+)/([^/]+)"
 _URL_SECRETS: Final = r"(://)(?:([^/?#]*)@)?([^?#\s]*)([?#]\S*)?"
-_PATH_KEYS: Final = ("token_file", "ca_file")
+PATH_KEYS: Final = ("token_file", "ca_file")
 
 
 class AccessOptions(NamedTuple):
@@ -268,7 +268,7 @@ def _read_table(path: Path, name: str, table: object) -> Target:
         table = _split_relay_url(where, table)
     _check_combination(where, table)
     access = {key: table[key] for key in AccessOptions._fields if key in table}
-    access |= {key: _resolve_path(access[key], path) for key in _PATH_KEYS if key in access}
+    access |= {key: _resolve_path(access[key], path) for key in PATH_KEYS if key in access}
     if "pin" in access:
         access["pin"] = _parse_pins(where, access["pin"])
     return Target(
