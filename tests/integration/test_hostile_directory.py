@@ -209,7 +209,7 @@ def test_commands_of_a_person(trap: Trap) -> None:
     done = subprocess.run(
         [*_TYPED, "mcp", "ws://127.0.0.1:1"], capture_output=True, text=True, check=False
     )
-    assert "needs mcp: pip install" in done.stderr
+    assert "needs mcp (extra `mcp`): pip install" in done.stderr
     assert trap.names == []
 
 

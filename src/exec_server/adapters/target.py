@@ -20,6 +20,7 @@ from exec_server.errors import (
     RegistryError,
     SessionLost,
     StartupError,
+    missing_package,
 )
 from exec_server.sync import files as sync_files
 
@@ -153,8 +154,5 @@ def _is_local(target: str | None, options: ConnectOptions) -> bool:
 
 def framework_missing(framework: str, extra: str, cause: ImportError) -> ImportError:
     """The error of an adapter whose framework cannot be imported: one sentence with the extra."""
-    return ImportError(
-        f"this adapter needs {framework}: pip install '.[{extra}]' in a checkout of exec-server "
-        f"({cause})",
-        name=cause.name,
-    )
+    text = missing_package("this adapter", framework, extra)
+    return ImportError(f"{text} ({cause})", name=cause.name)

@@ -32,10 +32,10 @@ asked for on the terminal or read from stdin, never from an argument. The regist
 it accepts the token, and for what.
 """
 _EPILOG: Final = """\
-The token is stored in the keyring of your desktop if exec-server[keyring] is installed and there
-is one, otherwise in ~/.config/exec-server/logins.json, which only you can read. A registry has one
-token to register this machine and one to connect to others; a further login replaces only those
-that its token is for. `exec-server logout URL` removes both.
+The token is stored in the keyring of your desktop if there is one and the package keyring is
+installed (extra `keyring`), otherwise in ~/.config/exec-server/logins.json, which only you can
+read. A registry has one token to register this machine and one to connect to others; a further
+login replaces only those that its token is for. `exec-server logout URL` removes both.
 
 examples:
   exec-server login https://registry.example.net

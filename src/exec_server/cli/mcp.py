@@ -28,7 +28,8 @@ Serve an MCP client, such as Codex, Claude Code or Cursor, on stdin and stdout: 
 commands and changes files on the target. What it has started ends with it.
 """
 _EPILOG: Final = """\
-It needs the package mcp: pip install '.[mcp]' in a checkout. docs/mcp.md lists the tools.
+It needs the package mcp: pip install '.[mcp]' in a checkout of exec-server, or pip install
+'exec-server[mcp] @ URL' with the URL of one. docs/mcp.md lists the tools.
 
 examples:
   exec-server mcp build

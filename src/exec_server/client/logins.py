@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from exec_server.client.configuration import read_configuration, targets_file, write_private_file
-from exec_server.errors import StartupError
+from exec_server.errors import StartupError, missing_package
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,10 +150,8 @@ def _keyring() -> ModuleType:
     try:
         import keyring
     except ImportError:
-        raise StartupError(
-            "the package keyring is missing: run `pip install '.[keyring]'` in a checkout of "
-            "exec-server, or use --store file"
-        ) from None
+        text = missing_package("the keyring of the desktop", "keyring", "keyring")
+        raise StartupError(f"{text}; or use --store file") from None
     module: ModuleType = keyring
     return module
 

@@ -42,7 +42,7 @@ def test_a_missing_framework_is_one_sentence(name: str, monkeypatch: pytest.Monk
     with pytest.raises(ImportError) as caught:
         importlib.import_module(f"exec_server.adapters.{name}")
     assert str(caught.value).startswith("this adapter needs ")
-    assert f"pip install '.[{extra}]'" in str(caught.value)
+    assert f" (extra `{extra}`): pip install '.[{extra}]' in a checkout" in str(caught.value)
     assert "\n" not in str(caught.value)
     # On older versions their extras install nothing.
     assert ("on Python 3.12" in str(caught.value)) == (name in ("harbor", "openhands"))

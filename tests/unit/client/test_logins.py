@@ -105,7 +105,7 @@ def test_a_keyring_that_stores_nothing_is_not_used(
     assert not logins.has_keyring()
     monkeypatch.setitem(sys.modules, "keyring", None)
     assert not logins.has_keyring()
-    with pytest.raises(StartupError, match=r"install '\.\[keyring\]'.*, or use --store file"):
+    with pytest.raises(StartupError, match=r"install '\.\[keyring\]'.*; or use --store file"):
         logins.save_login(Login(URL, {"client": "a"}), "keyring")
 
 
