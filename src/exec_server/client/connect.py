@@ -106,6 +106,12 @@ def connect(
     )
 
 
+def starts_program(target: str | None, options: ConnectOptions) -> bool:
+    """Whether `connect` would start a program on this machine; raises StartupError."""
+    registry, environment_id = options.get("registry"), options.get("environment_id")
+    return _find(target, registry, environment_id, AccessOptions()).argv is not None
+
+
 def _find(
     target: str | None, registry: str | None, environment_id: str | None, access: AccessOptions
 ) -> Target:

@@ -179,6 +179,8 @@ def test_blank_lines_do_not_pile_up() -> None:
     assert without_table(text, "c") == '[a]\nurl = "x"\n\n[b]\nurl = "x"\n'
     assert without_table("[a]\r\nurl = 'x'\r\n", "a") == ""
     assert without_table(text, "d") == text
+    with_list = '[a]\nstdio = [\n  "x", # [\n[\n'  # not TOML any more, and no heading
+    assert without_table(f"{with_list}", "a") == ""
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from exec_server.client import configuration
 from exec_server.client.configuration import write_private_file
 
 
@@ -21,6 +22,20 @@ def test_a_file_and_its_directory_are_for_the_user_alone(tmp_path: Path) -> None
         os.umask(umask)
     assert path.read_bytes() == b"two"
     assert [stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path)] == [0o700, 0o600]
+
+
+def test_the_umask_does_not_narrow_a_mode_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    umask = os.umask(0o077)
+    try:
+        write_private_file(tmp_path / "with modes", b"x", 0o644)
+        monkeypatch.setattr(configuration, "_HAS_MODES", False)
+        write_private_file(tmp_path / "without", b"x", 0o644)
+    finally:
+        os.umask(umask)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("with modes", "without")]
+    assert modes == [0o644, 0o600]
 
 
 def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from exec_server.adapters.target import take_options
 from exec_server.cli.parser import ArgumentParser
 from exec_server.cli.targets import ACCESS_FLAGS, access_options, with_access_flags
 from exec_server.client import logins
-from exec_server.client.connect import ConnectOptions, MachineOptions, connect
+from exec_server.client.connect import ConnectOptions, MachineOptions, connect, starts_program
 from exec_server.client.engine.dialers import PatientDialer, WebSocketDialer
 from exec_server.client.engine.relay import RelayDialer
 from exec_server.client.engine.stdio import StdioDialer
@@ -193,6 +193,17 @@ def _headers(env: Environment) -> list[tuple[str, str]]:
     return dialer._headers
 
 
+def test_a_name_may_stand_for_a_program(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread needs to know, because some event loops cannot start one there."""
+    file.write_text('[lab]\nstdio = "ssh lab"\n[far]\nurl = "ws://127.0.0.1:1"\n')
+    assert isinstance(connect("lab").session._dialer, StdioDialer)
+    assert starts_program("lab", {})
+    assert not starts_program("far", {})
+    assert not starts_program(None, {"registry": REGISTRY, "environment_id": "e"})
+    monkeypatch.setenv("EXEC_SERVER_TARGET", "lab")
+    assert starts_program(None, {"wait": 3})
+
+
 def test_a_context_replaces_the_certificates_of_a_table(file: Path) -> None:
     file.write_text('[box]\nurl = "wss://h"\nca_file = "/none"\n')
     with pytest.raises(StartupError, match="cannot read the CA file /none"):
@@ -209,7 +220,8 @@ def test_a_relay_takes_the_token_of_a_login(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(RelayDialer, "__init__", lambda *_, **options: taken.append(options))
     connect(f"relay:{REGISTRY}/e")
     connect(registry=REGISTRY, environment_id="e", token="given", pin="cd" * 32)
-    assert [options["token"] for options in taken] == ["stored", "given"]
+    connect(registry=REGISTRY, environment_id="e", pin="cd" * 32)
+    assert [options["token"] for options in taken] == ["stored", "given", "stored"]
     assert all(isinstance(options["tls"], PinnedContext) for options in taken)
 
 

@@ -176,6 +176,15 @@ def test_a_file_that_cannot_be_written_is_reported(file: Path) -> None:
         logins.save_login(Login(URL, {"client": "a"}), "file")
 
 
+def test_a_full_disk_is_reported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space")
+
+    monkeypatch.setattr(logins, "write_private_file", fail)
+    with pytest.raises(StartupError, match=f"cannot write {file}: No space"):
+        logins.save_login(Login(URL, {"client": "a"}), "file")
+
+
 def test_the_number_of_registries_is_limited(file: Path) -> None:
     entries = [
         {"url": f"https://r{number}", "tokens": {"client": "t"}}
