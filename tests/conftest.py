@@ -20,6 +20,8 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
 
+os.environ.pop("EXEC_SERVER_TARGET", None)  # the machine of whoever runs the tests
+
 _TESTS = Path(__file__).parent
 _QUICK = (_TESTS / "unit", _TESTS / "fuzz")
 

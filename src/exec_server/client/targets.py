@@ -133,7 +133,10 @@ def find_target(text: str | None, access: AccessOptions | None = None) -> Target
 def _default_target() -> Target:
     text = os.environ.get(TARGET_VARIABLE, "")
     if not text:
-        raise StartupError(f"no target: name one, or set {TARGET_VARIABLE} to the default target")
+        raise StartupError(
+            f"no target: name one, such as ws://127.0.0.1:{PORT} or a name of targets.toml, or set "
+            f"{TARGET_VARIABLE} to the default target"
+        )
     try:
         return _parse_target(text)
     except StartupError as error:

@@ -76,7 +76,7 @@ def test_a_target_has_a_dialer(arguments: dict[str, Any], kind: type) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({}, "no target: name one, or set EXEC_SERVER_TARGET"),
+        ({}, "no target: name one, such as ws://127"),
         ({"target": "stdio:'a"}, "cannot parse the command after stdio: No closing quotation"),
         ({"registry": REGISTRY}, "registry= and environment_id= need each other"),
         ({"registry": REGISTRY, "environment_id": "e"}, "run `exec-server login"),

@@ -184,7 +184,7 @@ def test_without_a_default_target_one_is_named(
     monkeypatch.delenv("EXEC_SERVER_TARGET", raising=False)
     if value is not None:
         monkeypatch.setenv("EXEC_SERVER_TARGET", value)
-    with pytest.raises(StartupError, match="no target: name one, or set EXEC_SERVER_TARGET"):
+    with pytest.raises(StartupError, match="no target: name one, such as ws://127"):
         find_target(None)
 
 
