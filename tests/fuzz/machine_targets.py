@@ -65,15 +65,15 @@ def _targets_file(data: bytes) -> None:
         path.parent.mkdir()
         path.write_bytes(data)
         path.chmod(0o600)
-        with suppress(UsageError):
+        with suppress(StartupError):
             load_targets()
 
 
 def _target_argument(data: bytes) -> None:
     os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
-    with suppress(UsageError):
+    with suppress(StartupError, UsageError):
         parse_remote_path(as_text(data))
-    with suppress(UsageError):
+    with suppress(StartupError):
         find_target(as_text(data))
 
 
@@ -185,7 +185,13 @@ TARGETS: Final = (
     Target(
         "target-arguments",
         _target_argument,
-        (b"ws://127.0.0.1:7700:/etc", b"stdio:ssh 'a b':/x", b"relay:https://x/y:~/z", b"name:p"),
+        (
+            b"ws://127.0.0.1:7700:/etc",
+            b"stdio:ssh 'a b':/x",
+            b"relay:https://x/y:~/z",
+            b"name:p",
+            b":/p",
+        ),
         (b"ws://", b"wss://", b"stdio:", b"relay:", b":", b"/", b"~", b"'", b'"', b"["),
     ),
     Target("printable", _printable, (b"plain", b"\x1b]0;x\x07", "\u202e\u2028".encode())),
