@@ -17,6 +17,8 @@ from tests.support.fixed_surroundings import fix_surroundings
 
 fix_surroundings()
 
+os.environ.pop("EXEC_SERVER_TARGET", None)  # the machine of whoever runs the tests
+
 _TESTS = Path(__file__).parent
 _QUICK = (_TESTS / "unit", _TESTS / "fuzz")
 

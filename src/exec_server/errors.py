@@ -61,6 +61,17 @@ def lossy(text: str) -> str:
         return text.encode("utf-8", "replace").decode()
 
 
+def missing_package(user: str, package: str, extra: str) -> str:
+    """The text of an error: who needs a package of an extra, and how that is installed.
+
+    No package index has exec-server; a bare name could install another program.
+    """
+    return (
+        f"{user} needs {package} (extra `{extra}`): pip install '.[{extra}]' in a checkout of "
+        f"exec-server, or pip install 'exec-server[{extra}] @ URL' with the URL of one"
+    )
+
+
 class ExecServerError(Exception):
     """The base class of all exceptions of this package.
 

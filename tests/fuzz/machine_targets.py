@@ -17,7 +17,8 @@ from tests.fuzz.target import Target, as_text, json_bytes
 from exec_server.cli.errors import UsageError
 from exec_server.cli.exec.terminal import MAX_TYPED_BYTES, EscapeParser
 from exec_server.cli.serve import watchdog
-from exec_server.cli.targets import find_target, load_targets, parse_remote_path
+from exec_server.cli.targets import parse_remote_path
+from exec_server.client.targets import find_target, load_targets
 from exec_server.errors import RegistryError, StartupError, printable
 from exec_server.filesystem.syscalls import parse_mounts, slow_mount_points
 from exec_server.protocol import process
@@ -64,15 +65,15 @@ def _targets_file(data: bytes) -> None:
         path.parent.mkdir()
         path.write_bytes(data)
         path.chmod(0o600)
-        with suppress(UsageError):
+        with suppress(StartupError):
             load_targets()
 
 
 def _target_argument(data: bytes) -> None:
     os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
-    with suppress(UsageError):
+    with suppress(StartupError, UsageError):
         parse_remote_path(as_text(data))
-    with suppress(UsageError):
+    with suppress(StartupError):
         find_target(as_text(data))
 
 
@@ -184,7 +185,13 @@ TARGETS: Final = (
     Target(
         "target-arguments",
         _target_argument,
-        (b"ws://127.0.0.1:7700:/etc", b"stdio:ssh 'a b':/x", b"relay:https://x/y:~/z", b"name:p"),
+        (
+            b"ws://127.0.0.1:7700:/etc",
+            b"stdio:ssh 'a b':/x",
+            b"relay:https://x/y:~/z",
+            b"name:p",
+            b":/p",
+        ),
         (b"ws://", b"wss://", b"stdio:", b"relay:", b":", b"/", b"~", b"'", b'"', b"["),
     ),
     Target("printable", _printable, (b"plain", b"\x1b]0;x\x07", "\u202e\u2028".encode())),

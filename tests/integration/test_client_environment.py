@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -208,11 +209,11 @@ def test_any_method_with_its_structs(there: ClientTarget) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({}, "no target: pass a URL"),
-        ({"target": "http://127.0.0.1"}, "invalid exec-server URL"),
-        ({"target": "stdio:"}, "no program"),
+        ({}, "no target: name one"),
+        ({"target": "http://127.0.0.1"}, "did you mean ws://127.0.0.1"),
+        ({"target": "stdio:"}, "no command after stdio"),
         ({"target": "stdio:'a"}, "cannot parse the command after stdio"),
-        ({"registry": "https://registry.example"}, "needs environment_id= and token="),
+        ({"registry": "https://registry.example"}, "registry= and environment_id= need each other"),
         ({"target": "ws://192.0.2.1:1", "token": "secret-1"}, "only to wss:// URLs"),
     ],
 )
@@ -220,6 +221,25 @@ def test_nonsense_is_refused_before_anything_happens(arguments: dict[str, Any], 
     with pytest.raises(StartupError, match=text) as refused:
         connect(**arguments)
     assert "secret-1" not in str(refused.value)
+
+
+def test_a_server_that_is_just_starting_is_waited_for(tmp_path: Path) -> None:
+    url = f"unix:{tmp_path}/s"
+
+    async def command() -> str:
+        async with connect(url, wait=60) as env:
+            return (await env.run(["echo", "there"])).text
+
+    async def scene() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(command())
+            await asyncio.sleep(0.05)
+            async with serve(url):
+                assert await running == "there\n"
+        with pytest.raises(ConnectFailed, match=r"no connection within 0\.2 s: .*check the path"):
+            await connect(url, wait=0.2)
+
+    bounded(scene())
 
 
 def test_nobody_is_there() -> None:

@@ -319,7 +319,7 @@ def test_nobody_is_there() -> None:
     before = threading.active_count()
     with pytest.raises(ConnectFailed, match="Connection refused"):
         sync.connect("ws://127.0.0.1:1")
-    with pytest.raises(exec_server.StartupError, match="no target: pass a URL"):
+    with pytest.raises(exec_server.StartupError, match="no target: name one"):
         sync.connect()
     assert threading.active_count() == before
 

@@ -65,7 +65,30 @@ def test_names_and_tokens(config: Path, tmp_path: Path) -> None:
             assert "-token\n" not in stderr_text(ended)
         unknown = run_client("ls", "nope:/", config=config)
         assert unknown.returncode == 2
-        assert "known targets: none, right, wrong" in stderr_text(unknown)
+        assert "targets.toml defines none, right, wrong" in stderr_text(unknown)
+
+
+def test_the_default_target(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here\n")
+    with start_server("ours", env={"EXEC_SERVER_TARGET": "unix:/none"}) as server:
+        (config / "targets.toml").write_text(f'[box]\nurl = "{server.url}"\n')
+        env = {"EXEC_SERVER_TARGET": "box"}
+        for words, out in (
+            (("exec", "--", "echo", "hi"), b"hi\n"),
+            (("exec", ":", "sh", "-c", "echo ${EXEC_SERVER_TARGET-unset}"), b"unset\n"),
+            (("cp", f":{tmp_path}/file", f":{tmp_path}/copy"), b""),
+            (("ls", f":{tmp_path}/cop*"), f"{tmp_path}/copy\n".encode()),
+            (("complete-path", f":{tmp_path}/cop"), f":{tmp_path}/copy\n".encode()),
+        ):
+            ended = run_client(*words, config=config, env=env)
+            assert (ended.stdout, stderr_text(ended), ended.returncode) == (out, "", 0)
+        named = run_client("exec", "echo", "hi", config=config, env=env)
+        assert named.returncode == 2
+        assert "unknown target `echo`" in stderr_text(named)
+        assert "the target of EXEC_SERVER_TARGET is written `:`" in stderr_text(named)
+    unset = run_client("exec", "--", "echo", "hi", config=config)
+    assert (unset.returncode, unset.stdout) == (2, b"")
+    assert "Error: no target: name one, such as ws://127" in stderr_text(unset)
 
 
 def test_tokens_are_not_sent_in_the_open(tmp_path: Path) -> None:

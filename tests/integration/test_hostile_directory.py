@@ -27,8 +27,8 @@ from tests.support.trees import write_files
 
 from exec_server import Environment, serve, sync
 from exec_server.adapters import target as adapter_target
-from exec_server.cli.targets import find_target
 from exec_server.client.engine.stdio import StdioDialer
+from exec_server.client.targets import find_target
 from exec_server.host import interpreter
 from exec_server.notebook.remote_cell import NotebookConnections
 from exec_server.protocol import codex
@@ -209,7 +209,7 @@ def test_commands_of_a_person(trap: Trap) -> None:
     done = subprocess.run(
         [*_TYPED, "mcp", "ws://127.0.0.1:1"], capture_output=True, text=True, check=False
     )
-    assert "needs mcp: pip install" in done.stderr
+    assert "needs mcp (extra `mcp`): pip install" in done.stderr
     assert trap.names == []
 
 

@@ -76,14 +76,15 @@ def test_the_python_of_the_tutorial(server: Server) -> None:
 
 
 @pytest.mark.quick
-def test_the_commands_of_the_tutorial(server: Server) -> None:
+def test_the_commands_of_the_tutorial(server: Server, tmp_path: Path) -> None:
     scripts = [(text, expected) for language, text, expected in _blocks() if language == "sh"]
-    assert len(scripts) == 1
+    assert len(scripts) == 2
     folder = str(Path(sys.executable).parent)
     for script, expected in scripts:
         ended = subprocess.run(
             ["sh", "-ec", script.replace(". .venv/bin/activate\n", "").replace(_URL, server.url)],
-            env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"},
+            env=os.environ
+            | {"PATH": f"{folder}:{os.environ['PATH']}", "XDG_CONFIG_HOME": str(tmp_path)},
             capture_output=True,
             text=True,
             timeout=scaled(DEFAULT_TIMEOUT),

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from exec_server.cli.targets import Target
 from exec_server.client.results import Chunk
+from exec_server.client.targets import Target
 from exec_server.errors import ExecServerError, InvalidRequest
 from exec_server.protocol.process import DetachedProcessInfo, ProcessId
 

@@ -174,6 +174,13 @@ LAYERS = [
         frozenset({"websockets", "subprocess"}),
     ),
     Layer(5, "handle", ("client.handle",), ("portable",)),
+    # Files of the user, without a connection; `up` reads them too.
+    Layer(
+        5,
+        "configuration",
+        ("client.configuration", "client.logins", "client.targets"),
+        ("errors", "urls", "registry"),
+    ),
     Layer(5, "local server", ("client.local_server",), ("errors", "handle", "portable")),
     Layer(
         5,
@@ -182,6 +189,7 @@ LAYERS = [
         (
             *("errors", "urls", "protocol", "relay", "patching", "line patterns", "stream"),
             *("net", "registry", "handle", "local server", "portable"),
+            "configuration",
             "network policy",  # tells whether patterns match the secrets of a start
         ),
     ),
@@ -236,6 +244,7 @@ LAYERS = [
             "sandbox",
             "net",
             "registry",
+            "configuration",
             "remote",
             "serve",
             "logs",
@@ -251,7 +260,7 @@ LAYERS = [
         ("cli", "cli.*"),
         (
             *("errors", "urls", "protocol", "net", "registry", "client", "adapters", "arguments"),
-            *("portable", "version"),
+            *("configuration", "portable", "version"),
         ),
     ),
     # The magics for notebooks: a front end beside the command. `jupyter` alone imports IPython.
@@ -259,7 +268,7 @@ LAYERS = [
         6,
         "notebook",
         ("notebook", "notebook.*", "jupyter"),
-        ("errors", "client", "sync", "adapters", "arguments", "commands"),
+        ("errors", "configuration", "client", "sync", "adapters", "arguments", "commands"),
     ),
     # Every module may import the package for its version, users for the names it loads lazily.
     Layer(0, "version", ("",), ("errors", "protocol", "client", "local server")),

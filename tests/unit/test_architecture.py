@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -316,6 +317,26 @@ def test_links_between_documents_lead_somewhere() -> None:
             if not (document.parent / target).exists():
                 broken.append(f"{document.name}: {target}")
     assert not broken
+
+
+def test_extras_are_installed_in_a_way_that_works() -> None:
+    """No package index has exec-server: `exec-server[x]` alone would be a program of others."""
+    extras = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    )
+    wrong, named = [], set()
+    folders = ("src", "docs", "examples", "scripts", "bench", "soak")
+    files = [path for each in folders for path in (ROOT / each).rglob("*.[pm][yd]")]
+    for path in [*ROOT.glob("*.md"), *files]:
+        text = path.read_text()
+        named |= set(re.findall(r"'\.\[([a-z-]+)\]'", text))
+        named |= set(re.findall(r"exec-server\[([a-z-]+)\]", text))
+        for found in re.finditer(r"exec-server\[|pip install '?exec-server\b", text):
+            if not re.match(r"(pip install ')?exec-server\[[^]\n]+\] @ ", text[found.start() :]):
+                wrong.append(f"{path.relative_to(ROOT)}: {text[found.start() :][:60]!r}")
+    assert not wrong
+    assert named <= extras
+    assert len(named) > 10
 
 
 def test_names_that_tests_patch_exist() -> None:

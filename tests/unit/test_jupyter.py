@@ -13,6 +13,8 @@ def test_a_missing_ipython_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(sys.modules, "exec_server.jupyter", raising=False)
     with pytest.raises(ImportError) as caught:
         importlib.import_module("exec_server.jupyter")
-    assert str(caught.value).startswith("this adapter needs IPython: pip install ")
+    assert str(caught.value).startswith(
+        "this adapter needs IPython (extra `jupyter`): pip install "
+    )
     assert "'.[jupyter]'" in str(caught.value)
     assert "\n" not in str(caught.value)

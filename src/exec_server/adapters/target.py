@@ -19,6 +19,8 @@ from exec_server.errors import (
     ProcessLost,
     RegistryError,
     SessionLost,
+    StartupError,
+    missing_package,
 )
 from exec_server.sync import files as sync_files
 
@@ -70,7 +72,8 @@ def exec_words(machine: StoredMachine, user: str | None) -> list[str]:
             value = str(retention_seconds(value))
         values = value if isinstance(value, tuple) else (value,)
         flag = f"--{name.replace('_', '-')}"
-        words += [word for each in values if each for word in (flag, each) if word is not True]
+        for each in filter(None, values):
+            words += [flag] if each is True else [flag, str(each)]
     return ["exec-server", "exec", "-t", *words, target, "--"]
 
 
@@ -121,7 +124,8 @@ def make_environment(
 ) -> Environment:
     """An environment to open, by default a local server; StartupError for incomplete options.
 
-    `env` has the variables of a local server, by default those of this process.
+    `env` has the variables of a local server, by default those of this process. The default target
+    of commands is `:` here, as a configuration without a target has always meant this machine.
     """
     if _is_local(target, options):
         return Environment.local(env=env)
@@ -138,16 +142,19 @@ def open_environment(target: str | None, options: ConnectOptions) -> sync.Enviro
 def _is_local(target: str | None, options: ConnectOptions) -> bool:
     """Whether there is no target and no option about a machine but this one.
 
-    A command for a machine whose target was forgotten must not run here.
+    Raises StartupError if there are options alone: a command for a machine whose target was
+    forgotten must not run here.
     """
     names = {name for name, value in options.items() if value not in (None, False)}
-    return target is None and names <= _OPTIONS_OF_ALL
+    if target is not None or "registry" in names:
+        return False
+    if not names <= _OPTIONS_OF_ALL:
+        listed = ", ".join(sorted(names - _OPTIONS_OF_ALL))
+        raise StartupError(f"no target for {listed}: name a machine, or `:` for the default target")
+    return True
 
 
 def framework_missing(framework: str, extra: str, cause: ImportError) -> ImportError:
     """The error of an adapter whose framework cannot be imported: one sentence with the extra."""
-    return ImportError(
-        f"this adapter needs {framework}: pip install '.[{extra}]' in a checkout of exec-server "
-        f"({cause})",
-        name=cause.name,
-    )
+    text = missing_package("this adapter", framework, extra)
+    return ImportError(f"{text} ({cause})", name=cause.name)

@@ -24,7 +24,9 @@ from exec_server.cli.table import (
     TARGETS,
     CommandRow,
 )
-from exec_server.cli.targets import RemotePath, find_target, parse_remote_path
+from exec_server.cli.targets import RemotePath, join_path, parse_remote_path
+from exec_server.client.targets import find_target
+from exec_server.errors import StartupError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -250,6 +252,9 @@ _exec_server_complete() {{
             else compopt -o filenames; _exec_server_reply -f; fi ;;
         completion) _exec_server_reply -W {shells} ;;
         sandbox) ((COMP_CWORD == 2)) && _exec_server_reply -W 'check run' ;;
+        targets)
+            if ((COMP_CWORD == 2)); then _exec_server_reply -W 'add remove'
+            else _exec_server_reply -W "$({list_names})"; fi ;;
     esac
 }}
 complete -F _exec_server_complete exec-server
@@ -322,6 +327,7 @@ _exec_server() {{
         ({copy_commands}) _exec_server_paths || {{ compadd -S : -a names; _files }} ;;
         completion) compadd {shells} ;;
         sandbox) ((CURRENT == 3)) && compadd check run ;;
+        targets) if ((CURRENT == 3)); then compadd add remove; else compadd -a names; fi ;;
     esac
 }}
 compdef _exec_server exec-server
@@ -402,6 +408,9 @@ def _fish() -> str:
         ),
         f"complete -c exec-server -n '{seen} completion' -a '{' '.join(SHELLS)}'",
         f"complete -c exec-server -n '{seen} sandbox' -a 'check run'",
+        f"complete -c exec-server -n '{seen} targets; and not {seen} add remove' -a 'add remove'",
+        f"complete -c exec-server -n '{seen} targets; and {seen} remove' "
+        f"-a '({_LIST_NAMES.replace('2>', '2> ')})'",
     ]
     return "\n".join(lines) + "\n"
 
@@ -464,7 +473,7 @@ def build_path_parser() -> CommandParser:
 def run_path(arguments: argparse.Namespace) -> int:
     try:
         remote = parse_remote_path(arguments.word)
-    except UsageError:
+    except (StartupError, UsageError):
         return EXIT_FAILURE
     if remote is None or remote.path is None:
         return EXIT_FAILURE
@@ -480,7 +489,7 @@ def _print_words(name: str, list_words: Callable[[Environment], Awaitable[list[s
     """Ask a target for words; returns the exit code. A shell would show errors: none is printed."""
     try:
         target = find_target(name)
-    except UsageError:
+    except StartupError:
         return EXIT_FAILURE
     if target.argv is not None:
         # A program such as ssh could ask for a password; it has no detached commands either.
@@ -518,7 +527,7 @@ def matching(remote: RemotePath, entries: list[Entry]) -> list[str]:
     """The entries of the directory of a word that continue it, as words."""
     directory, beginning = _split(remote.path or "")
     matches = [
-        f"{remote.target}:{directory}{entry.name}{'/' if entry.is_directory else ''}"
+        join_path(remote.target, f"{directory}{entry.name}{'/' if entry.is_directory else ''}")
         for entry in entries
         if entry.name.startswith(beginning)
         and (beginning or not entry.name.startswith("."))

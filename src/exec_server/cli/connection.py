@@ -14,14 +14,13 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from exec_server.cli.errors import CommandError, LostConnection, UsageError
-from exec_server.cli.login import find_login
 from exec_server.cli.streams import print_error, print_log_records, print_notice
-from exec_server.cli.targets import AccessOptions, Target, find_target
 from exec_server.client import connect
 from exec_server.client.engine.dialers import is_exposed_url
 from exec_server.client.engine.session import Dialer
 from exec_server.client.environment import Environment
 from exec_server.client.results import ConnectionStatus
+from exec_server.client.targets import AccessOptions, Target, find_target
 from exec_server.errors import (
     CertificateRejected,
     ConnectFailed,
@@ -29,7 +28,6 @@ from exec_server.errors import (
     ExecServerError,
     InvalidRequest,
     RegistryError,
-    RegistryUnavailable,
     SessionLost,
     StartupError,
     printable,
@@ -231,38 +229,17 @@ def make_dialer(
     on_stderr: Callable[[str], None],
     on_status: Callable[[str], None] = print_notice,
 ) -> Dialer:
-    """The dialer of a target; `on_stderr` gets each line of a stdio target. Raises UsageError.
+    """The dialer of a target; `on_stderr` gets each line of a stdio target. Raises StartupError."""
+    access = target.access
+    is_risky = access.has_token and access.allow_insecure_token
+    if is_risky and target.url is not None and is_exposed_url(target.url):
+        print_error(f"Warning: {target.label}: the token is sent without encryption")
 
-    Token and certificates for a registry may be those of a login.
-    """
-    if target.argv is not None:
-        from exec_server.client.engine.stdio import StdioDialer
+    def on_retry(error: ExecServerError, seconds: float) -> None:
+        text = _registry_text(error) if isinstance(error, RegistryError) else error_text(error)
+        on_status(f"{target.label}: {text}; trying again for up to {seconds:g} s")
 
-        return StdioDialer(target.argv, on_stderr=on_stderr)
-    options: Any = target.access.connect_options()
-    if target.registry is None:
-        assert target.url is not None
-        is_risky = options["token"] is not None and options["allow_insecure_token"]
-        if is_risky and is_exposed_url(target.url):
-            print_error(f"Warning: {target.label}: the token is sent without encryption")
-        return connect.make_dialer(target.url, options)
-    options |= {"registry": target.registry, "environment_id": target.environment_id}
-    if options["token"] is None and (login := find_login(target.registry)) is not None:
-        options["token"] = login.read_token("client")
-        if options["ca_file"] is None and not options["pin"]:
-            options |= {"ca_file": login.ca_file, "pin": login.pins}
-    if options["token"] is None:
-        raise UsageError(
-            f"{target.label}: the registry requires a token: run `exec-server login "
-            f"{target.registry}`, or use --token-file, --token-env, or token_file in targets.toml"
-        )
-    from exec_server.client.engine.relay import FIRST_SECONDS  # slow to import
-
-    def on_retry(error: RegistryUnavailable) -> None:
-        text = f"{target.label}: {_registry_text(error)}"
-        on_status(f"{text}; trying again for up to {FIRST_SECONDS:g} s")
-
-    return connect.make_dialer(None, options, on_retry=on_retry)
+    return connect.make_dialer(target, on_stderr=on_stderr, on_retry=on_retry)
 
 
 def error_text(error: Exception, path: str = "") -> str:

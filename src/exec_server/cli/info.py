@@ -8,17 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from exec_server.cli.parser import CommandParser
 from exec_server.cli.streams import json_text, print_text
-from exec_server.cli.targets import (
-    Target,
-    TargetParser,
-    access_options,
-    find_target,
-    with_access_flags,
-)
+from exec_server.cli.targets import TargetParser, chosen_target, with_access_flags
 from exec_server.errors import printable
 
 if TYPE_CHECKING:
     from exec_server.client.environment import Environment
+    from exec_server.client.targets import Target
 
 # Output of the command that tries the sandbox: the last line is the reason.
 MAX_REASON_BYTES: Final = 65_536
@@ -47,13 +42,13 @@ examples:
 
 def build_parser() -> CommandParser:
     parser = TargetParser("info", _DESCRIPTION, _EPILOG)
-    parser.add_argument("target", metavar="TARGET")
+    parser.add_argument("target", metavar="TARGET", nargs="?")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return with_access_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
 
     from exec_server.cli.connection import open_environment, run_until_signal
 

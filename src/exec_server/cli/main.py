@@ -84,10 +84,11 @@ def _describe(error: Exception, command: CommandRow) -> tuple[str, int]:
         ExecServerError,
         RegistryError,
         SessionLost,
+        StartupError,
         printable,
     )
 
-    if isinstance(error, UsageError):
+    if isinstance(error, UsageError | StartupError):
         text = f"{error}\n\nFor more information, try 'exec-server {command.name} -h'."
         return text, EXIT_USAGE
     lost = (LostConnection, ConnectFailed, ConnectionLost, SessionLost, RegistryError)

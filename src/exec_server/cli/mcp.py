@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.errors import UsageError
 from exec_server.cli.parser import CommandParser
-from exec_server.cli.targets import TargetParser, access_options, with_access_flags
+from exec_server.cli.targets import TargetParser, chosen_target, with_access_flags
 
 if TYPE_CHECKING:
     import socket
@@ -28,7 +28,8 @@ Serve an MCP client, such as Codex, Claude Code or Cursor, on stdin and stdout: 
 commands and changes files on the target. What it has started ends with it.
 """
 _EPILOG: Final = """\
-It needs the package mcp: pip install '.[mcp]' in a checkout. docs/mcp.md lists the tools.
+It needs the package mcp: pip install '.[mcp]' in a checkout of exec-server, or pip install
+'exec-server[mcp] @ URL' with the URL of one. docs/mcp.md lists the tools.
 
 examples:
   exec-server mcp build
@@ -39,7 +40,7 @@ examples:
 
 def build_parser() -> CommandParser:
     parser = TargetParser("mcp", _DESCRIPTION, _EPILOG)
-    parser.add_argument("target", metavar="TARGET")
+    parser.add_argument("target", metavar="TARGET", nargs="?")
     parser.add_argument(
         "--cwd", metavar="DIR", help="where relative paths start (default: that of the server)"
     )
@@ -68,9 +69,8 @@ def build_parser() -> CommandParser:
 def run(arguments: argparse.Namespace) -> int:
     from exec_server.cli.errors import CommandError
     from exec_server.cli.start_options import command_sandbox, load_policy
-    from exec_server.cli.targets import find_target
 
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
     policy = load_policy("--sandbox", arguments.sandbox)
     address, token = http_options(arguments)
     try:
@@ -161,7 +161,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def http_options(arguments: argparse.Namespace) -> tuple[tuple[str, int] | None, str]:
     """The address and the token of --http, if it is given; raises UsageError."""
-    from exec_server.cli.targets import AccessOptions
+    from exec_server.client.targets import AccessOptions
 
     file, name = arguments.http_token_file, arguments.http_token_env
     if sum(each is not None for each in (file, name)) != (arguments.http is not None):

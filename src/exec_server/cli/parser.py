@@ -20,10 +20,13 @@ targets:
   relay:https://REGISTRY/ENVIRONMENT  an environment of a registry
   NAME                              the table [NAME] of ~/.config/exec-server/targets.toml;
                                     `exec-server targets` lists them
+  :                                 the default target, that of the variable EXEC_SERVER_TARGET;
+                                    a TARGET that stands alone, or before --, may be left out
 """
 PATH_FORMS: Final = """\
 paths:
   NAME:PATH                         on a named target
+  :PATH                             on the default target, that of EXEC_SERVER_TARGET
   ws://HOST:PORT:/PATH              on any other target; the path begins with / or ~
   A relative path starts at the server's working directory, ~ is the home of its user.
 """

@@ -99,7 +99,7 @@ _ROWS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     ),
     "about targets": (
         ("info", "show version, directories and capabilities of a target", "info", TARGETS),
-        ("targets", "list the targets of targets.toml", "targets"),
+        ("targets", "list, add or remove the targets of targets.toml", "named_targets"),
         ("login", "store the token for a registry", "login"),
         ("logout", "forget the token for a registry", "login:logout"),
     ),

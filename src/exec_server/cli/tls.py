@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from exec_server.cli.errors import CommandError, UsageError
 from exec_server.cli.parser import CommandParser
 from exec_server.cli.streams import print_text
-from exec_server.cli.targets import write_private_file
+from exec_server.client.configuration import targets_file, write_private_file
+from exec_server.client.targets import PORT
 
 if TYPE_CHECKING:
     from exec_server.net.self_signed import Facts
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 DEFAULT_DAYS: Final = 3650
 MAX_DAYS: Final = 36_500
 # The port of the commands to paste.
-PORT: Final = 7700
 
 _CERTIFICATE: Final = "cert.pem"
 _KEY: Final = "key.pem"
@@ -106,8 +106,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _default_directory() -> Path:
-    from exec_server.cli.targets import targets_file
-
     return targets_file().parent / "tls"
 
 

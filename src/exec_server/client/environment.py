@@ -193,33 +193,10 @@ def explain(error: ConnectFailed, address: str | None) -> None:
         error.hint = "only the user of the server and root may use its unix socket"
     elif scheme == "unix" and "refused" in reason:
         error.hint = "check that the server is running and that the path is right"
-    elif scheme == "ws" and reason == "connection ended":
+    elif scheme == "ws" and reason.endswith("connection ended"):
         error.hint = "if the server has TLS, use wss://"  # it hangs up on a plain request
     else:
         error.hint = _hint(error)
-
-
-def display_address(
-    target: str | None, registry: str | None = None, environment_id: str | None = None
-) -> str:
-    """The address in error texts, without passwords and without the arguments of a command."""
-    if target is None:
-        return f"environment {environment_id} of {_without_user(registry or '')}"
-    if target.startswith("stdio:"):
-        return " ".join(target.split()[:1])
-    return _without_user(target)
-
-
-def _without_user(url: str) -> str:
-    if "@" not in url:
-        return url
-    from urllib.parse import urlsplit
-
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _hint(error: ConnectFailed) -> str:

@@ -57,9 +57,12 @@ STRIPPED_NAMES: Final = frozenset(
     }
 )
 # Credentials for a registry, which the environment of a machine may hold whether or not its server
-# uses a registry. Children do not inherit them and HTTP requests cannot name them. A client may
-# still pass such a variable of its own to a command.
-REGISTRY_NAMES: Final = frozenset({"EXEC_SERVER_API_KEY", "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"})
+# uses a registry, and the default target of a user's commands, which would be another machine for
+# the commands of a server. Children do not inherit them and HTTP requests cannot name them. A
+# client may still pass such a variable of its own to a command.
+REGISTRY_NAMES: Final = frozenset(
+    {"EXEC_SERVER_API_KEY", "CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN", "EXEC_SERVER_TARGET"}
+)
 # Never passed on to children in remote mode. The server removes them from its own environment
 # after the credential is chosen, because botocore reads its keys there.
 SECRET_NAMES: Final = REGISTRY_NAMES | {

@@ -1,4 +1,4 @@
-"""PostgreSQL as the database of a site of several nodes, by asyncpg (`exec-server[cluster]`)."""
+"""PostgreSQL as the database of a site of several nodes, by asyncpg (extra `cluster`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from exec_server.errors import StartupError
+from exec_server.errors import StartupError, missing_package
 from exec_server.hosting.database import DatabaseUnavailable, Row, Step, newer_database
 
 # Connections of one node: statements take less than a millisecond, so more would only queue in
@@ -31,10 +31,8 @@ class PostgresDatabase:
         try:
             import asyncpg
         except ImportError:
-            raise StartupError(
-                "--database postgresql://…: asyncpg is missing; run `pip install '.[cluster]'` in "
-                "a checkout of exec-server"
-            ) from None
+            text = missing_package("--database postgresql://…", "asyncpg", "cluster")
+            raise StartupError(text) from None
         self._asyncpg: Any = asyncpg
         self._url = url
         self._pool: Any = None

@@ -18,6 +18,7 @@ Run shell commands on another machine and show their output while they run:
 
   %%remote build             all lines of the cell
   %remote build make test    the rest of the line
+  %remote : make test        … on the target of EXEC_SERVER_TARGET
 
 The connection stays open for further cells, until %remote_close or the end of the kernel.
 Interrupting the kernel kills the command.
@@ -76,7 +77,7 @@ def usage() -> str:
 
 def _parser(magic: str) -> _MagicParser:
     parser = _MagicParser(magic, description=_DESCRIPTION)
-    parser.add_argument("target", metavar="TARGET")
+    parser.add_argument("target", metavar="TARGET", nargs="?")
     add_command_flags(parser)
     parser.add_argument(
         "--shell",

@@ -14,11 +14,12 @@ from exec_server import sync
 from exec_server.cli.connection import describe_error, error_text, make_dialer
 from exec_server.cli.errors import CommandError, UsageError
 from exec_server.cli.start_options import command_sandbox, command_variables, load_policy
-from exec_server.cli.targets import AccessOptions, Target, access_options, find_target
+from exec_server.cli.targets import chosen_target
 from exec_server.client.commands import OutputLimit
 from exec_server.client.environment import OUTPUT_BYTES, Environment
 from exec_server.client.exceptions import CommandFailed, Timeout
 from exec_server.client.results import Chunk, Result
+from exec_server.client.targets import AccessOptions, Target
 from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, StartupError, printable
 from exec_server.sync.environment import run_streamed
 
@@ -200,7 +201,7 @@ def run_cell(
     All errors are brief ones: RemoteError, RemoteCommandFailed, RemoteTimeout, RemoteInterrupt.
     """
     try:
-        target = find_target(arguments.target, access_options(arguments))
+        target = chosen_target(arguments)
         try:
             _run(arguments, text, connections.get(target), names)
         except (ConnectionLost, SessionLost) as error:
@@ -209,7 +210,7 @@ def run_cell(
             raise
         except ExecServerError as error:
             raise RemoteError(f"{target.label}: {error_text(error)}") from None
-    except (UsageError, CommandError) as error:
+    except (StartupError, UsageError, CommandError) as error:
         raise RemoteError(str(error)) from None
     except KeyboardInterrupt:
         raise RemoteInterrupt from None

@@ -17,7 +17,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_der_private_key
 
-from exec_server.errors import StartupError
+from exec_server.errors import StartupError, missing_package
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.registry.decoding import decode_json
 from exec_server.registry.destination import Credential, Destinations
@@ -54,10 +54,8 @@ def open_sealed(box: bytes, key: Ed25519PrivateKey) -> bytes:
         from nacl.public import SealedBox
         from nacl.signing import SigningKey
     except ModuleNotFoundError:
-        raise StartupError(
-            "the registry encrypted the task id; install PyNaCl with "
-            "`pip install '.[agent-identity]'` in a checkout of exec-server"
-        ) from None
+        text = missing_package("the task id, which is encrypted,", "PyNaCl", "agent-identity")
+        raise StartupError(text) from None
     private = SigningKey(key.private_bytes_raw()).to_curve25519_private_key()
     try:
         return SealedBox(private).decrypt(box)

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from exec_server.errors import RegistryError, StartupError
+from exec_server.errors import RegistryError, StartupError, missing_package
 from exec_server.host.event_loop import GuardedTasks
 from exec_server.registry.destination import Credential, Destinations
 
@@ -99,7 +99,4 @@ def _modules() -> dict[str, Any]:
     try:
         return {name: importlib.import_module(f"botocore.{name}") for name in names}
     except ModuleNotFoundError:
-        raise StartupError(
-            "--aws-sigv4 needs botocore; install it with `pip install '.[aws]'` in a checkout of "
-            "exec-server"
-        ) from None
+        raise StartupError(missing_package("--aws-sigv4", "botocore", "aws")) from None

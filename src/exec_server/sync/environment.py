@@ -199,7 +199,7 @@ def connect(target: str | None = None, **options: Unpack[ConnectOptions]) -> Env
     """
     return Environment(
         lambda: client_connect.connect(target, **options),
-        has_children=isinstance(target, str) and target.startswith("stdio:"),
+        has_children=client_connect.starts_program(target, options),
     )
 
 

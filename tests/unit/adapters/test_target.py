@@ -42,7 +42,7 @@ def test_a_missing_framework_is_one_sentence(name: str, monkeypatch: pytest.Monk
     with pytest.raises(ImportError) as caught:
         importlib.import_module(f"exec_server.adapters.{name}")
     assert str(caught.value).startswith("this adapter needs ")
-    assert f"pip install '.[{extra}]'" in str(caught.value)
+    assert f" (extra `{extra}`): pip install '.[{extra}]' in a checkout" in str(caught.value)
     assert "\n" not in str(caught.value)
     # On older versions their extras install nothing.
     assert ("on Python 3.12" in str(caught.value)) == (name in ("harbor", "openhands"))
@@ -56,11 +56,13 @@ def test_a_target_or_a_registry_is_connected_to() -> None:
         "token": "t",
     }
     assert "registry.example" in str(target.make_environment(None, registry)._address)
-    with pytest.raises(StartupError, match="registry= needs"):
+    with pytest.raises(StartupError, match="registry= and environment_id= need"):
         target.make_environment(None, {"registry": "https://registry.example"})
 
 
-def test_without_both_it_is_this_machine() -> None:
+def test_without_both_it_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXEC_SERVER_TARGET", "unix:/run/s")
+    assert target.make_environment(":", {})._address == "unix:/run/s"
     assert target.make_environment(None, {})._address is None
     options: ConnectOptions = {
         "token": None,
@@ -82,10 +84,14 @@ def test_without_both_it_is_this_machine() -> None:
         {"ca_file": os.devnull},
         {"pin": "a" * 64},
         {"allow_insecure_token": True},
+        {"wait": 30},
     ],
     ids=str,
 )
-def test_a_machine_that_is_named_in_part_is_not_this_one(options: ConnectOptions) -> None:
+def test_a_machine_that_is_named_in_part_is_not_this_one(
+    options: ConnectOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXEC_SERVER_TARGET", "unix:/run/s")
     with pytest.raises(StartupError):
         target.make_environment(None, options)
     with pytest.raises(StartupError):
@@ -127,6 +133,7 @@ def test_the_token_of_a_stored_machine_is_in_a_variable(monkeypatch: pytest.Monk
         "pin": ("a" * 64, "b" * 64),
         "allow_insecure_token": True,
         "retention": "8h",
+        "wait": None,
         "reconnect": True,
     }
     machine.token_env = None
@@ -150,10 +157,11 @@ def test_a_stored_machine_as_words_of_a_command() -> None:
         ca_file="ca.pem",
         pin="a" * 64,
         retention=300.0,
+        wait=30,
     )
     assert target.exec_words(relayed, None) == [
         *("exec-server", "exec", "-t", "--executor-key", "c" * 64),
-        *("--ca-file", "ca.pem", "--pin", "a" * 64, "--retention", "300"),
+        *("--ca-file", "ca.pem", "--pin", "a" * 64, "--retention", "300", "--wait", "30"),
         *("relay:https://registry.test/env-1", "--"),
     ]
 

@@ -63,6 +63,8 @@ ENTRIES = [
 )
 def test_entries_continue_the_word(path: str, found: list[str]) -> None:
     assert matching(RemotePath("t", path), ENTRIES) == found
+    on_default = [word.removeprefix("t") for word in found]
+    assert matching(RemotePath(":", path), ENTRIES) == on_default
 
 
 def test_the_number_of_paths_is_limited() -> None:

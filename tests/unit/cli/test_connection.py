@@ -21,9 +21,9 @@ from exec_server.cli.connection import (
     run_until_signal,
 )
 from exec_server.cli.errors import UsageError
-from exec_server.cli.targets import AccessOptions, Target
 from exec_server.client.environment import Environment
 from exec_server.client.results import ConnectionStatus
+from exec_server.client.targets import AccessOptions, Target
 from exec_server.errors import (
     CertificateRejected,
     ConnectFailed,
@@ -118,7 +118,7 @@ def test_error_texts_are_one_harmless_line() -> None:
     [
         (AccessOptions(ca_file="{}/none"), "x: cannot read the CA file {}/none: No such file"),
         (AccessOptions(ca_file="{}/empty"), "x: no certificates in the CA file {}/empty"),
-        (AccessOptions(token_file="{}/none"), "cannot read the token file {}/none: No such file"),
+        (AccessOptions(token_file="{}/none"), "x: cannot read the token file {}/none: No such"),
     ],
 )
 def test_unusable_files_are_named(tmp_path: Path, access: AccessOptions, text: str) -> None:
@@ -183,7 +183,7 @@ def test_a_registry_requires_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyP
             pass
 
     with pytest.raises(
-        UsageError, match="requires a token: run `exec-server login https://r`, or use"
+        UsageError, match="requires a token: run `exec-server login https://r`, or pass"
     ):
         asyncio.run(work())
 
@@ -310,8 +310,16 @@ def test_a_registry_that_is_not_there_is_announced(monkeypatch: pytest.MonkeyPat
     )
     dialer = connection.make_dialer(target, print, told.append)
     on_retry = cast(Any, dialer)._on_retry
-    on_retry(RegistryUnavailable("request failed\n\nCaused by:\n    0: Connection refused"))
+    on_retry(RegistryUnavailable("request failed\n\nCaused by:\n    0: Connection refused"), 14.0)
     assert told == [
         "relay:http://127.0.0.1:9/box: request failed: Connection refused; "
         "trying again for up to 14 s"
     ]
+
+
+def test_a_server_that_is_waited_for_is_announced() -> None:
+    told: list[str] = []
+    target = Target(label="box", url="ws://127.0.0.1:9", access=AccessOptions(wait=30))
+    dialer = connection.make_dialer(target, print, told.append)
+    cast(Any, dialer)._on_retry(ConnectFailed("Connection refused (os error 111)"), 30)
+    assert told == ["box: Connection refused; trying again for up to 30 s"]

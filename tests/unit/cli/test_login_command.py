@@ -13,6 +13,7 @@ import pytest
 from tests.support.http_server import HttpServer, answer, serving
 
 from exec_server.cli import login, main
+from exec_server.client.logins import load_logins
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -78,7 +79,7 @@ def test_a_token_is_stored_for_what_it_is_for(run: Run) -> None:
         assert "exec-server up" in out
         assert "secret" not in out
         tokens = {"client": "client-secret", "executor": "executor-secret"}
-        assert login.load_logins()[url].tokens == tokens
+        assert load_logins()[url].tokens == tokens
         assert run("login", "--list") == (0, f"{url}  client, executor\n", "")
         listed = json.loads(run("login", "--list", "--json")[1])
         assert listed == [{"url": url, "roles": ["client", "executor"]}]
@@ -94,7 +95,7 @@ def test_a_token_for_certain_environments_is_used_for_both(run: Run) -> None:
     with _Registry(403, 403) as url:
         _, out, _ = run("login", url, stdin="secret")
     assert "for certain environments only" in out
-    assert set(login.load_logins()[url].tokens) == {"client", "executor"}
+    assert set(load_logins()[url].tokens) == {"client", "executor"}
 
 
 def test_a_refused_token_is_not_stored(run: Run) -> None:
@@ -102,7 +103,7 @@ def test_a_refused_token_is_not_stored(run: Run) -> None:
         code, out, err = run("login", url, stdin="secret")
     assert (code, out) == (1, "")
     assert "does not accept this token" in err
-    assert login.load_logins() == {}
+    assert load_logins() == {}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_terminal_is_asked_without_showing_the_token(
     monkeypatch.setattr("getpass.getpass", ask)
     with _Registry(400, 403) as url:
         assert run("login", url, "--store", "file")[0] == 0
-        assert login.load_logins()[url].read_token("executor") == "typed"
+        assert load_logins()[url].read_token("executor") == "typed"
         assert run("login", url)[0] == 2
     assert asked[0] == f"Token for {url} (not shown): "
 

@@ -60,7 +60,7 @@ def test_without_the_package_it_is_one_sentence(
     monkeypatch.delitem(sys.modules, "exec_server.adapters.mcp", raising=False)
     assert run_client("mcp", ["ws://127.0.0.1:1"]) == 1
     shown = capfd.readouterr().err
-    assert shown.startswith("Error: this adapter needs mcp: pip install '.[mcp]'")
+    assert shown.startswith("Error: this adapter needs mcp (extra `mcp`): pip install '.[mcp]'")
     assert shown.count("\n") == 1
 
 

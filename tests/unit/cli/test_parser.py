@@ -73,7 +73,7 @@ def test_types_of_values() -> None:
 @pytest.mark.parametrize(
     ("command", "words", "text"),
     [
-        ("ls", [], "TARGET:PATH"),
+        ("cat", [], "TARGET:PATH"),
         ("completion", ["tcsh"], "tcsh"),
         ("info", ["a", "b"], "unrecognized arguments: b"),
     ],

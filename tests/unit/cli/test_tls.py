@@ -13,7 +13,7 @@ import pytest
 
 from exec_server.cli import info, main, tls
 from exec_server.cli.serve.arguments import parse
-from exec_server.cli.targets import load_targets
+from exec_server.client.targets import load_targets
 from exec_server.net.self_signed import read_facts
 from exec_server.net.tls_acceptor import ServerCertificate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.client.environment import display_address, explain
+from exec_server.client.environment import explain
 from exec_server.errors import ConnectFailed
 
 pytestmark = pytest.mark.quick
@@ -50,18 +50,3 @@ def test_an_unknown_reason_has_no_hint() -> None:
     error = ConnectFailed("strange\x1b")
     explain(error, "ws://h")
     assert str(error) == "cannot connect to ws://h: strange\\x1b"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("ws://h:1/p",), "ws://h:1/p"),
-        (("wss://me:secret@h:1/p",), "wss://h:1/p"),
-        (("wss://[h",), "wss://[h"),
-        (("unix:/run/s",), "unix:/run/s"),
-        (("stdio:ssh -o Secret=x host",), "stdio:ssh"),
-        ((None, "https://u:p@r/x", "box"), "environment box of https://r/x"),
-    ],
-)
-def test_the_address_has_no_secrets(arguments: tuple[str | None, ...], text: str) -> None:
-    assert display_address(*arguments) == text

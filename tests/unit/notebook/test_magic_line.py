@@ -16,12 +16,14 @@ def test_a_cell_has_options_and_a_target() -> None:
     assert (found.user, found.timeout, found.out, found.quiet) == ("me", 2.5, "r", True)
     assert (found.shell, found.no_raise, found.background, found.tty) == ("bash",) + (False,) * 3
     assert parse_cell_line("build --no-raise-error --bg -o p").background
+    assert parse_cell_line("-q").target is None
 
 
 @pytest.mark.parametrize(
     ("line", "target", "text"),
     [
         ("build make  test", "build", "make  test"),
+        (": make test", ":", "make test"),
         ("--cwd /x build ls -l --cwd 'y'", "build", "ls -l --cwd 'y'"),
         ("build grep -h -- x", "build", "grep -h -- x"),
         ("'stdio:ssh host' echo \"it's\" | tr a b", "stdio:ssh host", 'echo "it\'s" | tr a b'),
@@ -38,7 +40,6 @@ def test_a_line_has_a_command_as_it_was_written(line: str, target: str, text: st
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("", "the following arguments are required: TARGET"),
         ("--cwd", "expected one argument"),
         ("--timeout x build", "invalid number of seconds value: 'x'"),
         ("--unknown build", "unrecognized arguments: --unknown"),

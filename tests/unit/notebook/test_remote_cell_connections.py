@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from exec_server import sync
-from exec_server.cli.targets import AccessOptions, Target
+from exec_server.client.targets import AccessOptions, Target
 from exec_server.errors import ConnectionLost, StartupError
 from exec_server.notebook import remote_cell
 from exec_server.notebook.remote_cell import NotebookConnections, RemoteError

@@ -8,7 +8,7 @@ from typing import Final
 
 from exec_server.cli.errors import UsageError
 from exec_server.cli.parser import ArgumentParser, CommandParser, positive_seconds
-from exec_server.cli.targets import TargetParser, access_options, find_target, with_access_flags
+from exec_server.cli.targets import TargetParser, chosen_target, with_access_flags
 from exec_server.errors import printable
 
 # The names that servers accept.
@@ -81,8 +81,9 @@ _DESCRIPTION: Final = """\
 Run a command on a target, like ssh. The command gets stdin and the signals of exec-server,
 which prints its stdout and stderr and exits with its exit code. The words of the command are
 not interpreted by a shell. Options stand before TARGET; they are also read between TARGET and
-the command, which begins at the first other word or after --. Without COMMAND, the login shell
-of the server's user is started, on a terminal if exec-server has one.
+the command, which begins at the first other word or after --. With -- and no TARGET before it,
+the command runs on the default target, see below. Without COMMAND, the login shell of the server's
+user is started, on a terminal if exec-server has one.
 """
 _EPILOG: Final = """\
 exit code:
@@ -113,6 +114,7 @@ with -d:
 
 examples:
   exec-server exec build make test
+  exec-server exec -- make test                        on the target of EXEC_SERVER_TARGET
   exec-server exec -d --name web --cwd /src build npm run dev
   exec-server exec --sandbox workspace-write --cwd /src build make test
   exec-server exec -t --cwd /src build vim README.md
@@ -166,8 +168,10 @@ class ExecParser(TargetParser):
 
 def build_parser() -> ExecParser:
     parser = ExecParser("exec", _DESCRIPTION, _EPILOG)
-    parser.usage = "exec-server exec [-t] [-d] [--cwd DIR] [--env K=V] [...] TARGET [COMMAND...]"
-    parser.add_argument("target", metavar="TARGET")
+    parser.usage = (
+        "exec-server exec [-t] [-d] [--cwd DIR] [--env K=V] [...] [TARGET] [--] [COMMAND...]"
+    )
+    parser.add_argument("target", metavar="TARGET", nargs="?")
     parser.add_argument(
         "-t", "--tty", action="store_true", help="run the command on a terminal (default: on pipes)"
     )
@@ -229,7 +233,7 @@ def _add_detach_flags(parser: ExecParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     _check_detach(arguments)
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
     if arguments.detach and target.argv is not None:
         raise UsageError(
             f"{target.label}: the server of a stdio target ends with the connection, and a "
@@ -268,7 +272,7 @@ examples:
 
 def build_shell_parser() -> CommandParser:
     parser = TargetParser("shell", _SHELL_DESCRIPTION, _SHELL_EPILOG)
-    parser.add_argument("target", metavar="TARGET")
+    parser.add_argument("target", metavar="TARGET", nargs="?")
     add_execution_flags(parser)
     # `exec` without a command.
     parser.set_defaults(argv=[], tty=False, no_stdin=False, timeout=None)

@@ -18,13 +18,7 @@ from exec_server.cli.streams import (
     print_status,
     print_text,
 )
-from exec_server.cli.targets import (
-    Target,
-    TargetParser,
-    access_options,
-    find_target,
-    with_access_flags,
-)
+from exec_server.cli.targets import TargetParser, chosen_target, with_access_flags
 from exec_server.errors import printable
 
 if TYPE_CHECKING:
@@ -32,6 +26,7 @@ if TYPE_CHECKING:
 
     from exec_server.cli.streams import OutputWriter
     from exec_server.client.environment import Environment
+    from exec_server.client.targets import Target
     from exec_server.protocol.process import DetachedProcessInfo
 
 # Characters of a command line in the table; the JSON form has more of it.
@@ -58,13 +53,13 @@ examples:
 
 def build_ps_parser() -> CommandParser:
     parser = TargetParser("ps", _PS_DESCRIPTION, _PS_EPILOG)
-    parser.add_argument("target", metavar="TARGET")
+    parser.add_argument("target", metavar="TARGET", nargs="?")
     parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
     return with_access_flags(parser)
 
 
 def run_ps(arguments: argparse.Namespace) -> int:
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
 
     from exec_server.cli.connection import open_environment, run_until_signal
 
@@ -119,6 +114,7 @@ examples:
   exec-server logs build web
   exec-server logs -f build web | grep -i error
   exec-server logs -n 20 -f build web
+  exec-server logs : web                           on the target of EXEC_SERVER_TARGET
 """
 
 
@@ -142,7 +138,7 @@ def build_logs_parser() -> CommandParser:
 
 
 def run_logs(arguments: argparse.Namespace) -> int:
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
 
     from exec_server.cli.connection import run_until_signal
 
@@ -249,7 +245,7 @@ def build_attach_parser() -> CommandParser:
 
 
 def run_attach(arguments: argparse.Namespace) -> int:
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
 
     from exec_server.cli.exec.execution import attach
 
@@ -302,7 +298,7 @@ def build_kill_parser() -> KillParser:
 
 
 def run_kill(arguments: argparse.Namespace) -> int:
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
 
     from exec_server.cli.connection import run_until_signal
 

@@ -53,9 +53,9 @@ from exec_server.cli.streams import (
     print_status,
     print_text,
 )
-from exec_server.cli.targets import Target
 from exec_server.client.environment import Environment
 from exec_server.client.process import REST_SECONDS, Process
+from exec_server.client.targets import Target
 from exec_server.errors import (
     ConnectionLost,
     ExecServerError,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from exec_server.cli.errors import CommandError, UsageError
 from exec_server.cli.parser import CommandParser
 from exec_server.cli.streams import print_text
-from exec_server.cli.targets import TargetParser, access_options, find_target, with_access_flags
+from exec_server.cli.targets import TargetParser, chosen_target, with_access_flags
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,6 +34,7 @@ started with --allow-port-hosts.
 examples:
   exec-server port build 3000
   exec-server port build 8080:80 0:5432
+  exec-server port : 3000                          on the target of EXEC_SERVER_TARGET
   exec-server port -R build 3000:9000
   exec-server port build 5432:db.internal:5432
 """
@@ -99,7 +100,7 @@ def build_parser() -> CommandParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Forward the ports until a signal, or until the session is lost."""
-    target = find_target(arguments.target, access_options(arguments))
+    target = chosen_target(arguments)
     forwardings = [parse_forwarding(each, is_reverse=arguments.reverse) for each in arguments.ports]
 
     from contextlib import AsyncExitStack

@@ -18,11 +18,12 @@ from exec_server.cli.errors import EXIT_FAILURE, CommandError, UsageError
 from exec_server.cli.files.operands import find_matches, is_pattern
 from exec_server.cli.files.progress import ProgressBar
 from exec_server.cli.streams import OutputWriter, StdinReader, print_status, print_text
-from exec_server.cli.targets import AccessOptions, parse_remote_path, remote_path_example
+from exec_server.cli.targets import parse_remote_path, remote_path_example
 from exec_server.client.arguments import PathResolver
 from exec_server.client.commands import SystemCommands
 from exec_server.client.environment import Environment
 from exec_server.client.results import Progress, Transfer
+from exec_server.client.targets import AccessOptions
 from exec_server.client.transfer.plan import CopyOptions, is_final
 from exec_server.client.transfer.target_copy import TargetCopy
 from exec_server.errors import ExecServerError, NotFound, RpcError, Unsupported, printable

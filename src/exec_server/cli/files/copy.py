@@ -18,7 +18,7 @@ with modes, symlinks and empty directories. A file appears under its final name 
 is complete.
 """
 _LOCAL_PATHS: Final = """\
-  A path without a target, or with a / before its first colon, is local: ./a:b
+  A path without a target, or with a / before its first colon, is local: ./a:b ./:c
 """
 _EPILOG: Final = """\
 Several sources require an existing directory as destination. If the destination is an existing
@@ -33,6 +33,7 @@ one that matches decides. Within and below excluded directories nothing is liste
 examples:
   exec-server cp report.pdf build:/srv/
   exec-server cp build:/var/log/syslog .
+  exec-server cp report.pdf :/srv/                 to the target of EXEC_SERVER_TARGET
   exec-server cp src docs build:project/           two trees into one directory
   exec-server cp ws://127.0.0.1:7700:/etc/hosts /tmp/hosts
   exec-server cp 'build:logs/*.gz' .               a pattern on the target

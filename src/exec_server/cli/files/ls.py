@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from exec_server.cli.parser import CommandParser
 from exec_server.cli.streams import json_text, local_time, print_text
 from exec_server.cli.targets import PathParser, with_access_flags
+from exec_server.client.targets import DEFAULT_TARGET
 from exec_server.errors import NotFound, RpcError, printable
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ quote it for your shell.
 _EPILOG: Final = """\
 examples:
   exec-server ls build:                            the server's working directory
+  exec-server ls :/srv                             on the target of EXEC_SERVER_TARGET
   exec-server ls -l build:/srv ws://127.0.0.1:7700:/tmp
   exec-server ls -l 'build:logs/*.gz'              a pattern on the target
   exec-server ls --json build: | jq '.[].path'
@@ -43,7 +45,7 @@ class LsParser(PathParser):
 
 def build_parser() -> CommandParser:
     parser = LsParser("ls", _DESCRIPTION, _EPILOG, conflict_handler="resolve")
-    parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
+    parser.add_argument("paths", metavar="TARGET:PATH", nargs="*", default=[DEFAULT_TARGET])
     parser.add_argument(
         "-l", "--long", action="store_true", help="also show mode, owner, size, time and target"
     )

@@ -16,6 +16,7 @@ from exec_server.cli.streams import print_status
 from exec_server.cli.targets import (
     RemotePath,
     access_options,
+    join_path,
     parse_remote_path,
     remote_path_example,
 )
@@ -137,7 +138,7 @@ async def _matches(operand: Operand, target: str) -> list[Operand]:
         raise CommandError(f"{operand.label}: {error_text(error, operand.path)}") from None
     if paths == [operand.path]:
         return [operand]
-    return [Operand(operand.environment, path, f"{target}:{path}") for path in paths]
+    return [Operand(operand.environment, path, join_path(target, path)) for path in paths]
 
 
 def parse_operand(text: str, *, needs_path: bool) -> RemotePath:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.errors import CommandError, UsageError
-from exec_server.cli.login import Login, load_logins, normalise_url
 from exec_server.cli.serve.arguments import parse, parse_up, stdin_flags
-from exec_server.cli.targets import configuration_directory
+from exec_server.client.configuration import configuration_directory
+from exec_server.client.logins import Login, load_logins, normalise_url
 from exec_server.errors import RegistryError, StartupError
 from exec_server.host.libc import ignore_unused
 from exec_server.registry.destination import environment_id as machine_id

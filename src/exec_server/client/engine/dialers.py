@@ -1,14 +1,17 @@
-"""Dialer for WebSockets; `relay`, which takes long to import, and `stdio` have the others."""
+"""Dialers for WebSockets, and for a server that is just starting.
+
+`relay`, which takes long to import, and `stdio` have the others.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from exec_server.client.engine.session import CALLS_IN_FLIGHT, Closing
-from exec_server.errors import ConnectFailed, StartupError
+from exec_server.client.engine.session import CALLS_IN_FLIGHT, Closing, Dialer, is_transient
+from exec_server.errors import ConnectFailed, ExecServerError, RegistryUnavailable, StartupError
 from exec_server.net.client_stream import ClientStream
 from exec_server.net.client_tls import PinnedContext
 from exec_server.net.stream import MessageStream, ReceiverFactory
@@ -31,7 +34,15 @@ _GOING_AWAY = 1001
 _SCHEMES = frozenset({"ws", "wss"})
 _TARGET_SCHEMES = _SCHEMES | {"unix"}
 
+# What a proxy answers whose server is not there yet.
+_STARTING_STATUSES: Final = frozenset({None, 502, 503, 504})
+# Causes that time does not mend.
+_LASTING: Final = ("permission denied", "tls")
+
 U = TypeVar("U", bound=SocketUser)
+
+# Gets an error after which it is tried again, and for how many seconds.
+OnRetry = Callable[[ExecServerError, float], None]
 
 
 class Sockets:
@@ -115,6 +126,72 @@ class WebSocketDialer:
 
     async def close(self, closing: Closing) -> None:
         await self._sockets.close(closing)
+
+
+def is_starting(error: ExecServerError) -> bool:
+    """Whether a server may be there in a moment that was not there now."""
+    if not isinstance(error, ConnectFailed):
+        return is_transient(error)
+    is_lasting = any(text in error.reason.lower() for text in _LASTING)
+    return is_transient(error) and error.status in _STARTING_STATUSES and not is_lasting
+
+
+class PatientDialer:
+    """A dialer whose first connection may take some seconds, as its server is just starting."""
+
+    def __init__(self, inner: Dialer, seconds: float, on_retry: OnRetry | None = None) -> None:
+        """`on_retry` gets the first error, if there is one."""
+        self._inner = inner
+        self._seconds = seconds
+        self._on_retry = on_retry
+        self._is_first = True
+
+    @property
+    def can_reconnect(self) -> bool:
+        return self._inner.can_reconnect
+
+    @property
+    def calls_in_flight(self) -> int:
+        return self._inner.calls_in_flight
+
+    async def open(self, make_receiver: ReceiverFactory) -> MessageStream:
+        if self._is_first:
+            stream = await self._open_first(make_receiver)
+            self._is_first = False
+            return stream
+        return await self._inner.open(make_receiver)
+
+    async def _open_first(self, make_receiver: ReceiverFactory) -> MessageStream:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._seconds
+        attempt = 0
+        while True:
+            try:
+                return await self._inner.open(make_receiver)
+            except ExecServerError as error:
+                delay = self._inner.retry_delay(attempt)
+                if not is_starting(error):
+                    raise
+                if loop.time() + delay > deadline:
+                    raise _after(self._seconds, error) from None
+                if attempt == 0 and self._on_retry is not None:
+                    self._on_retry(error, self._seconds)
+            await asyncio.sleep(delay)
+            attempt += 1
+
+    def retry_delay(self, attempt: int) -> float:
+        return self._inner.retry_delay(attempt)
+
+    async def close(self, closing: Closing) -> None:
+        await self._inner.close(closing)
+
+
+def _after(seconds: float, error: ExecServerError) -> ExecServerError:
+    """An error as the last one of several attempts."""
+    waited = f"no connection within {seconds:g} s: {error}"
+    if isinstance(error, ConnectFailed):
+        return ConnectFailed(waited, error.status, error.headers)
+    return RegistryUnavailable(waited)
 
 
 def is_exposed_url(url: str) -> bool:

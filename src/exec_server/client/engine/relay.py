@@ -7,9 +7,9 @@ import itertools
 import random
 import ssl
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from exec_server.client.engine.dialers import RECONNECT_SECONDS, Sockets, parse_target
+from exec_server.client.engine.dialers import RECONNECT_SECONDS, OnRetry, Sockets, parse_target
 from exec_server.client.engine.session import Closing
 from exec_server.errors import (
     ConnectFailed,
@@ -61,7 +61,7 @@ class RelayDialer:
         tls: ssl.SSLContext | None = None,
         headers: Sequence[tuple[str, str]] = (),
         allow_insecure_token: bool = False,
-        on_retry: Callable[[RegistryUnavailable], None] | None = None,
+        on_retry: OnRetry | None = None,
     ) -> None:
         """StartupError for invalid values, or a token that would be sent in the clear.
 
@@ -136,7 +136,7 @@ class RelayDialer:
                     except RegistryUnavailable as error:
                         failure = error
                         if attempt == 0 and self._on_retry is not None:
-                            self._on_retry(error)
+                            self._on_retry(error, FIRST_SECONDS)
                     await asyncio.sleep(self.retry_delay(attempt))
                 return await self._request_once()
         except TimeoutError:

@@ -50,10 +50,28 @@ def test_the_command_begins_at_the_first_word_after_the_target(
 
 
 @pytest.mark.parametrize(
+    ("words", "target", "argv"),
+    [
+        ("-- make test", None, ["make", "test"]),
+        ("-t --cwd /src -- bash", None, ["bash"]),
+        ("", None, []),
+        ("-t", None, []),
+        (": make test", ":", ["make", "test"]),
+        (": -t -- make", ":", ["make"]),
+        ("make test", "make", ["test"]),  # not guessed: the first word is the target
+    ],
+)
+def test_the_target_is_empty_before_dashes_only(
+    words: str, target: str | None, argv: list[str]
+) -> None:
+    arguments = build_parser().parse_words(words.split())
+    assert (arguments.target, arguments.argv) == (target, argv)
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "the following arguments are required: TARGET\n"),
-        (["--", "build"], "the following arguments are required: TARGET\n"),
+        (["--"], "no command after `--`"),
         (["build", "--"], "no command after `--`"),
         (["build", "--", "", "x"], "the name of the program is empty"),
         (["build", "-x", "ls"], "unrecognized arguments: -x"),

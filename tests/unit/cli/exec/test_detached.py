@@ -64,7 +64,7 @@ def test_the_list(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
     FakeEnvironment(listed()).open_in(monkeypatch, connection)
-    monkeypatch.setattr(detached, "find_target", lambda *_: TARGET)
+    monkeypatch.setattr(detached, "chosen_target", lambda _: TARGET)
     assert detached.run_ps(detached.build_ps_parser().parse_words([*flags, "box"])) == 0
     printed = capfd.readouterr().out
     if flags:
@@ -151,7 +151,7 @@ def test_the_flag_for_following(
 ) -> None:
     environment = FakeEnvironment(listed()).open_in(monkeypatch, connection)
     environment.chunks = [Chunk("stdout", b"x")]
-    monkeypatch.setattr(detached, "find_target", lambda *_: TARGET)
+    monkeypatch.setattr(detached, "chosen_target", lambda _: TARGET)
     assert detached.run_logs(detached.build_logs_parser().parse_words(["-f", "box", "web"])) == 0
     assert capfd.readouterr().out == "x"
 
@@ -164,7 +164,7 @@ def test_one_target_and_one_name(words: list[str]) -> None:
 
 def test_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeEnvironment(listed()).open_in(monkeypatch, execution)
-    monkeypatch.setattr(detached, "find_target", lambda *_: TARGET)
+    monkeypatch.setattr(detached, "chosen_target", lambda _: TARGET)
     arguments = detached.build_attach_parser().parse_words(["-n", "-e", "none", "box", "web"])
     assert (arguments.name, arguments.no_stdin, arguments.escape) == ("web", True, None)
     assert detached.run_attach(arguments) == 3
@@ -200,7 +200,7 @@ def test_errors_do_not_stop_it(
 
 def test_several_names(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = FakeEnvironment(listed("a"), listed("b")).open_in(monkeypatch, connection)
-    monkeypatch.setattr(detached, "find_target", lambda *_: TARGET)
+    monkeypatch.setattr(detached, "chosen_target", lambda _: TARGET)
     words = ["-s", "HUP", "box", "a", "b"]
     assert detached.run_kill(detached.build_kill_parser().parse_words(words)) == 0
     assert [each.calls[0] for each in environment.opened] == ["HUP", "HUP"]

@@ -20,8 +20,8 @@ from exec_server.cli.errors import CommandError
 from exec_server.cli.exec import command, execution
 from exec_server.cli.exec.command import build_parser
 from exec_server.cli.exec.execution import command_code, start_failure
-from exec_server.cli.targets import Target
 from exec_server.client.exceptions import ProgramNotFound
+from exec_server.client.targets import Target
 from exec_server.errors import (
     ExecServerError,
     InternalError,

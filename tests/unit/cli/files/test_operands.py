@@ -12,6 +12,8 @@ from exec_server.cli.targets import RemotePath
 def test_a_target_alone_is_an_operand_where_no_path_is_needed() -> None:
     assert parse_operand("build", needs_path=False) == RemotePath("build", None)
     assert parse_operand("build:a", needs_path=True) == RemotePath("build", "a")
+    assert parse_operand(":", needs_path=False) == RemotePath(":", "")
+    assert parse_operand(":/a", needs_path=True) == RemotePath(":", "/a")
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,7 @@ def test_a_target_alone_is_an_operand_where_no_path_is_needed() -> None:
         ("..", "`..` is a local path"),
         ("build:", "`build:` names no file; write build:PATH"),
         ("ws://h:1/etc", "write ws://h:1:/etc"),
+        (":", "`:` names no file; write :PATH"),
     ],
 )
 def test_other_texts_are_refused(text: str, error: str) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from exec_server.cli import login
-from exec_server.cli.login import Login
 from exec_server.cli.serve import run
 from exec_server.cli.serve import up as command
 from exec_server.cli.serve.up import up
+from exec_server.client import logins
+from exec_server.client.logins import Login
 from exec_server.registry.destination import environment_id
 
 DOG: Any = None
@@ -32,8 +32,8 @@ def test_the_only_login_is_used(
     served: list[argparse.Namespace], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pin = "sha256:" + "ab" * 32
-    login.save_login(Login("https://r", {"executor": "secret"}, None, (pin,)), "file")
-    login.save_login(Login("https://other", {"client": "t"}), "file")
+    logins.save_login(Login("https://r", {"executor": "secret"}, None, (pin,)), "file")
+    logins.save_login(Login("https://other", {"client": "t"}), "file")
     assert up(["--log-level", "info"], DOG) == 0
     [arguments] = served
     assert arguments.remote == "https://r"
@@ -65,8 +65,8 @@ def test_one_of_several_logins_is_named(
 ) -> None:
     assert up([], DOG) == 1
     assert "run `exec-server login URL` with an executor's token first" in capsys.readouterr().err
-    login.save_login(Login("https://a", {"executor": "one"}, "/ca.pem"), "file")
-    login.save_login(Login("https://b", {"executor": "two"}), "file")
+    logins.save_login(Login("https://a", {"executor": "one"}, "/ca.pem"), "file")
+    logins.save_login(Login("https://b", {"executor": "two"}), "file")
     assert up([], DOG) == 1
     assert "name one of the registries: https://a, https://b" in capsys.readouterr().err
     assert up(["https://c"], DOG) == 1
@@ -81,14 +81,14 @@ def test_flags_replace_the_certificate_checks_of_the_login(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     old, new = ("sha256:" + digit * 64 for digit in "ab")
-    login.save_login(Login("https://r", {"executor": "secret"}, None, (old,)), "file")
+    logins.save_login(Login("https://r", {"executor": "secret"}, None, (old,)), "file")
     assert up(["--pin", new, "--pin", old], DOG) == 0
     assert up(["--ca-file", "ca.pem"], DOG) == 0
     assert [(each.ca_file, each.pin) for each in served] == [
         (None, [new, old]),
         (str(tmp_path / "ca.pem"), None),
     ]
-    [stored] = login.load_logins().values()
+    [stored] = logins.load_logins().values()
     assert stored.pins == (old,)
     installed: list[tuple[object, ...]] = []
     monkeypatch.setattr(command, "install_service", lambda *words: installed.append(words))
@@ -101,7 +101,7 @@ def test_key_file_is_passed_on_with_its_whole_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pin = "sha256:" + "a" * 64
-    login.save_login(Login("https://r", {"executor": "secret"}, None, (pin,)), "file")
+    logins.save_login(Login("https://r", {"executor": "secret"}, None, (pin,)), "file")
     assert up(["--key-file", "key.pem"], DOG) == 0
     assert up(["--key-file", "none"], DOG) == 0
     assert [(each.key_file, each.pin) for each in served] == [
@@ -117,7 +117,7 @@ def test_key_file_is_passed_on_with_its_whole_path(
 def test_the_service_is_managed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    login.save_login(Login("https://r", {"executor": "secret"}), "file")
+    logins.save_login(Login("https://r", {"executor": "secret"}), "file")
     monkeypatch.setattr(command, "install_service", lambda *words: " ".join(map(str, words)))
     monkeypatch.setattr(command, "uninstall_service", lambda: "removed")
     assert up(["--install", "--environment-id", "box"], DOG) == 0

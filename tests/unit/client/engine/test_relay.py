@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from exec_server.client.engine.relay import PlainRelayDialer, RelayDialer
+from exec_server.client.engine.relay import FIRST_SECONDS, PlainRelayDialer, RelayDialer
 from exec_server.client.engine.session import Closing
-from exec_server.errors import RegistryUnavailable, StartupError
+from exec_server.errors import ExecServerError, RegistryUnavailable, StartupError
 from exec_server.registry.api import ConnectionBundle
 from exec_server.relay.noise import PublicKey
 
@@ -59,8 +59,10 @@ def test_a_relay_is_tried_again_slower_each_time() -> None:
 
 
 def test_the_first_connection_tells_that_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[RegistryUnavailable] = []
-    dialer = RelayDialer("https://x.net", "env-1", token="t", on_retry=told.append)
+    told: list[tuple[ExecServerError, float]] = []
+    dialer = RelayDialer(
+        "https://x.net", "env-1", token="t", on_retry=lambda *each: told.append(each)
+    )
     failures = [RegistryUnavailable(f"attempt {number}") for number in range(5)]
     asked = iter(failures)
 
@@ -76,4 +78,4 @@ def test_the_first_connection_tells_that_it_is_tried_again(monkeypatch: pytest.M
         await dialer.close(Closing.ORDERLY)
 
     asyncio.run(scene())
-    assert told == failures[:1]
+    assert told == [(failures[0], FIRST_SECONDS)]

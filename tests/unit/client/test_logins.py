@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from exec_server.cli import login as logins
-from exec_server.cli.errors import CommandError, UsageError
-from exec_server.cli.login import Login
+from exec_server.client import logins
+from exec_server.client.logins import Login
 from exec_server.errors import StartupError
 
 keyring = pytest.importorskip("keyring")
@@ -86,7 +85,7 @@ def test_a_keyring_holds_the_token_instead_of_the_file(file: Path, memory: Memor
     assert found is not None
     assert found.read_token("client") == "secret"
     memory.passwords.clear()
-    with pytest.raises(UsageError, match="the keyring no longer holds the token"):
+    with pytest.raises(StartupError, match="the keyring no longer holds the token"):
         found.read_token("client")
     assert logins.remove_login(URL)  # also if the keyring has forgotten it
     assert logins.load_logins() == {}
@@ -106,7 +105,7 @@ def test_a_keyring_that_stores_nothing_is_not_used(
     assert not logins.has_keyring()
     monkeypatch.setitem(sys.modules, "keyring", None)
     assert not logins.has_keyring()
-    with pytest.raises(UsageError, match=r"install '\.\[keyring\]'.*, or use --store file"):
+    with pytest.raises(StartupError, match=r"install '\.\[keyring\]'.*; or use --store file"):
         logins.save_login(Login(URL, {"client": "a"}), "keyring")
 
 
@@ -156,24 +155,33 @@ def test_a_damaged_file_is_reported(file: Path, text: str) -> None:
     file.parent.mkdir()
     file.touch(0o600)
     file.write_text(text)
-    with pytest.raises(UsageError, match="is damaged: remove it and log in again"):
+    with pytest.raises(StartupError, match="is damaged: remove it and log in again"):
         logins.load_logins()
 
 
 def test_files_that_others_can_read_or_that_cannot_be_read_are_refused(file: Path) -> None:
     logins.save_login(Login(URL, {"client": "a"}), "file")
     file.chmod(0o640)
-    with pytest.raises(UsageError, match="readable by other users: run `chmod 600"):
+    with pytest.raises(StartupError, match="readable by other users: run `chmod 600"):
         logins.load_logins()
     file.unlink()
     file.mkdir()
-    with pytest.raises(UsageError, match="cannot read"):
+    with pytest.raises(StartupError, match="cannot read"):
         logins.load_logins()
 
 
 def test_a_file_that_cannot_be_written_is_reported(file: Path) -> None:
     file.parent.write_text("in the way")
-    with pytest.raises((CommandError, UsageError), match=r"cannot (write|read)"):
+    with pytest.raises(StartupError, match=r"cannot (write|read)"):
+        logins.save_login(Login(URL, {"client": "a"}), "file")
+
+
+def test_a_full_disk_is_reported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space")
+
+    monkeypatch.setattr(logins, "write_private_file", fail)
+    with pytest.raises(StartupError, match=f"cannot write {file}: No space"):
         logins.save_login(Login(URL, {"client": "a"}), "file")
 
 
@@ -186,5 +194,5 @@ def test_the_number_of_registries_is_limited(file: Path) -> None:
     file.touch(0o600)
     file.write_text(json.dumps({"registries": entries}))
     logins.save_login(Login("https://r0", {"client": "new"}), "file")
-    with pytest.raises(UsageError, match="remove one with `exec-server logout URL`"):
+    with pytest.raises(StartupError, match="remove one with `exec-server logout URL`"):
         logins.save_login(Login(URL, {"client": "a"}), "file")
