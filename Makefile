@@ -55,7 +55,7 @@ run: $(VENV)/run-installed
 	@echo "    $(VENV)/bin/exec-server exec ws://127.0.0.1:$(PORT) -- uname -a"
 	@echo "    $(VENV)/bin/exec-server cp README.md ws://127.0.0.1:$(PORT):/tmp/"
 	@echo "    CODEX_EXEC_SERVER_URL=ws://127.0.0.1:$(PORT) codex"
-	@echo "Ctrl-C stops the server. It listens on:"
+	@echo "The server listens on:"
 	@exec env $(addprefix -u ,$(MAKE_NAMES)) $(VENV)/bin/exec-server --listen ws://127.0.0.1:$(PORT)
 
 dev: $(STAMP)

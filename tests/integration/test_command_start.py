@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.client import (
+    DEFAULT_TIMEOUT,
     Client,
     Server,
     StdioLink,
@@ -39,6 +41,29 @@ def test_prints_one_line_and_nothing_else(python: Callable[[str], list[str]]) ->
         assert server.process.stdout is not None
         assert server.process.stdout.read() == b""
         assert server.stderr() == ""
+
+
+def test_a_terminal_is_told_more_than_a_program() -> None:
+    screen, terminal = os.openpty()
+    words = [*server_command("ours"), "--listen", _LOOPBACK]
+    variables = server_environment("ours")
+    with (
+        open(screen, "rb", buffering=0) as shown,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=terminal, env=variables) as server,
+    ):
+        try:
+            os.close(terminal)
+            assert server.stdout is not None
+            url = server.stdout.readline().decode().strip()
+            text = shown.read(4096)
+            while b"Ctrl-C" not in text:
+                text += shown.read(4096)
+            assert f"exec-server exec {url} --" in text.decode()
+            server.send_signal(signal.SIGINT)
+            assert server.stdout.read() == b""
+            assert server.wait(scaled(DEFAULT_TIMEOUT)) == 0
+        finally:
+            server.kill()
 
 
 def test_first_connection_is_served_as_soon_as_the_line_is_there() -> None:

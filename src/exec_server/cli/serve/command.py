@@ -10,13 +10,14 @@ import argparse
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from exec_server.cli.serve.arguments import LOG_LEVELS, ignored_flags, parse
 from exec_server.errors import RegistryError, StartupError, os_error_text
 from exec_server.host import libc
 from exec_server.host.libc import block_handled, ignore_unused
-from exec_server.net.listen import Address, BoundSocket, TcpAddress, parse_listen_url
+from exec_server.net.listen import Address, BoundSocket, TcpAddress, UnixAddress, parse_listen_url
 
 if TYPE_CHECKING:
     import argparse
@@ -81,6 +82,9 @@ def _run(arguments: argparse.Namespace, watchdog: Watchdog) -> None:
     try:
         block_handled()  # once the URL is known, signals end the server in order
         _print_urls(bound)
+        if os.isatty(2):
+            with suppress(OSError):  # of a terminal that has gone
+                print(explanation(bound, arguments.ws_auth), file=sys.stderr, flush=True)
         _import_msgspec()
         from exec_server.cli.serve.run import run_websocket
 
@@ -166,6 +170,45 @@ def _print_urls(bound: list[BoundSocket]) -> None:
         print("\n".join(each.url for each in bound), flush=True)
     except OSError as error:
         raise StartupError(f"cannot write the URL to stdout: {os_error_text(error)}") from None
+
+
+def explanation(bound: list[BoundSocket], auth: str | None) -> str:
+    """For a person who has started a server: what it does, for whom, and how it is stopped."""
+    from shlex import quote
+
+    example = quote(bound[0].url)
+    lines = [
+        "`exec-server --help` lists all commands. This is a server: it runs commands and changes "
+        f"files for its clients, with the rights of {_own_name()}.",
+        f"A client: exec-server exec {example} -- uname -a",
+        *dict.fromkeys(_admitted(each.address, auth) for each in bound),
+        "Ctrl-C stops it, and ends all that it runs.",
+    ]
+    return "\n".join(lines)
+
+
+def _own_name() -> str:
+    import pwd
+
+    user = os.geteuid()
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
+
+
+def _admitted(address: Address, auth: str | None) -> str:
+    """Who may be a client at an address."""
+    if isinstance(address, UnixAddress):
+        return f"Clients of {address.url}: you and root."
+    if auth is not None:
+        return f"Clients of {address.scheme}://: all who have a token of --ws-auth {auth}."
+    if address.is_loopback:
+        return (
+            "Clients: every user of this machine, without a password. `--listen unix:/PATH` admits "
+            "only you, `--ws-auth capability-token` only those with a token."
+        )
+    return "Clients: everyone who can reach this address, without a password (see --ws-auth)."
 
 
 def build_authenticator(arguments: argparse.Namespace) -> Authenticator | None:

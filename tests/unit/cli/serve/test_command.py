@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import sys
+from typing import NamedTuple, cast
 
 import pytest
+
+from exec_server.cli.serve.command import explanation
+from exec_server.net.listen import Address, BoundSocket, TcpAddress, UnixAddress
 
 pytestmark = pytest.mark.quick
 
@@ -50,3 +55,36 @@ def test_the_server_does_without_some_slow_modules() -> None:
     slow = ["dataclasses", "platform", "shlex", "typing_extensions"]
     assert _imported(code, ["msgspec", *slow]) == ["msgspec"]
     assert _imported(f"{code}; import typing_extensions", ["typing_extensions"]) != []
+
+
+class _Bound(NamedTuple):
+    address: Address
+
+    @property
+    def url(self) -> str:
+        return self.address.url
+
+
+def _explained(*addresses: Address, auth: str | None = None) -> str:
+    return explanation(cast("list[BoundSocket]", [_Bound(each) for each in addresses]), auth)
+
+
+def test_a_person_is_told_who_may_be_a_client() -> None:
+    loopback = TcpAddress("ws", "127.0.0.1", 7700)
+    text = _explained(loopback)
+    assert text.startswith("`exec-server --help` lists all commands.")
+    assert f"with the rights of {pwd.getpwuid(os.geteuid()).pw_name}." in text
+    assert "exec-server exec ws://127.0.0.1:7700 -- uname -a" in text
+    assert "every user of this machine" in text
+    assert text.endswith("Ctrl-C stops it, and ends all that it runs.")
+    assert "a token of --ws-auth capability-token" in _explained(loopback, auth="capability-token")
+    both = _explained(UnixAddress("/run/a b"), TcpAddress("ws", "192.0.2.1", 7700))
+    assert "exec 'unix:/run/a b' -- uname" in both
+    assert "Clients of unix:/run/a b: you and root." in both
+    assert "everyone who can reach this address" in both
+
+
+def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000_001)
+    text = _explained(UnixAddress("/run/x"))
+    assert "with the rights of user 4000000001." in text
