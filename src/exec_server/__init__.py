@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         FileChange,
         FileContent,
         Found,
+        GrepCount,
         GrepMatch,
         Line,
         NotCopied,
@@ -108,6 +109,7 @@ __all__ = [
     "FileWatch",
     "Files",
     "Found",
+    "GrepCount",
     "GrepMatch",
     "HandshakeReset",
     "InternalError",
@@ -179,7 +181,16 @@ _MODULES = {
     "client.process": ("DetachedProcess", "Process"),
     "client.results": (
         *("ChangedFile", "Chunk", "DiskUsage", "Entry", "FileChange", "FileContent", "Found"),
-        *("GrepMatch", "Line", "NotCopied", "Progress", "Response", "Result", "RunProgress"),
+        *(
+            "GrepCount",
+            "GrepMatch",
+            "Line",
+            "NotCopied",
+            "Progress",
+            "Response",
+            "Result",
+            "RunProgress",
+        ),
         *("Stat", "Transfer"),
     ),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import socket
 import stat
 from collections.abc import Callable
@@ -145,6 +146,17 @@ def _list_directory(client: Client, folder: Path) -> None:
     assert (entry["fileName"], entry["isFile"]) == ("file", True)
 
 
+def _grep_counts(client: Client, folder: Path) -> None:
+    params = {"path": uri(folder), "pattern": "x", "invert": True, "countOnly": True}
+    found = client.call("fs/grep", params)
+    assert found == {"matches": [], "truncated": False, "counts": [{"path": "file", "count": 1}]}
+
+
+def _list_owners(client: Client, folder: Path) -> None:
+    [entry] = client.call("fs/list", {"path": uri(folder), "owners": True})["entries"]
+    assert entry["owner"] == pwd.getpwuid(os.getuid()).pw_name
+
+
 def _rename(client: Client, folder: Path) -> None:
     places = {"sourcePath": uri(folder / "file"), "destinationPath": uri(folder / "other")}
     client.call("fs/rename", places)
@@ -204,7 +216,9 @@ _PROBES: dict[str, Probe] = {
     "fsEdit": _edit,
     "fsGlob": _glob,
     "fsGrep": _grep,
+    "fsGrepCounts": _grep_counts,
     "fsList": _list_directory,
+    "fsListOwners": _list_owners,
     "fsRename": _rename,
     "fsResolve": _resolve,
     "fsSetTimes": _set_times,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.client_targets import ClientTarget
 
-from exec_server import Environment, GrepMatch, NotFound, RpcError
+from exec_server import Environment, GrepCount, GrepMatch, NotFound, RpcError, Unsupported
 
 _TEXTS = {
     "a.py": "import os\n\ndef f():\n    return os\n",
@@ -47,6 +47,30 @@ def test_a_plain_text_is_found(there: ClientTarget, folder: Path) -> None:
         assert await env.files.grep("none", folder, literal=True) == []
         with pytest.raises(NotFound):
             await env.files.grep("os", folder / "missing", literal=True)
+
+    there.play(scene)
+
+
+def test_words_other_lines_and_counts(there: ClientTarget, folder: Path) -> None:
+    (folder / "word").write_text("os\nthose\n")
+
+    async def scene(env: Environment) -> None:
+        found = await env.files.grep("os", folder / "word", word=True)
+        assert found == [GrepMatch("word", 1, 1, "os")]
+        assert await env.files.grep("os", folder / "word", word=True, literal=True) == found
+        found = await env.files.grep("import", folder / "a.py", literal=True, invert=True)
+        assert [match.line for match in found] == [2, 3, 4]
+        counts = await env.files.grep_count("os", folder, literal=True)
+        assert counts == [GrepCount("a.py", 2), GrepCount("src/.hidden", 1), GrepCount("word", 2)]
+        assert not counts.truncated
+        counts = await env.files.grep_count("o?s", folder, limit=1)
+        assert (counts, counts.truncated) == ([GrepCount("a.py", 2)], True)
+        if env.capabilities.fs_grep_counts:
+            found = await env.files.grep("im.ort", folder / "a.py", invert=True, context=1, limit=1)
+            assert found == [GrepMatch("a.py", 2, 1, "", ("import os",), ("def f():",))]
+        else:
+            with pytest.raises(Unsupported, match="fsGrepCounts"):
+                await env.files.grep("im.ort", folder, invert=True)
 
     there.play(scene)
 

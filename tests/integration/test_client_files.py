@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 from pathlib import Path
 from typing import Literal
 
@@ -430,6 +431,9 @@ def test_entries_with_details_and_new_files(there: ClientTarget, tmp_path: Path)
         assert ("dangling" in found) == env.capabilities.fs_list
         if env.capabilities.fs_list:
             assert (found["file"].size, found["link"].link_target) == (3, "file")
+            assert found["file"].owner is None
+            owned = {entry.name: entry for entry in await files.list(tmp_path, owners=True)}
+            assert owned["file"].owner == pwd.getpwuid(os.getuid()).pw_name
             assert found["dangling"].is_symlink
             assert not found["dangling"].is_file
         await files.write(tmp_path / "a/b/new", b"new", parents=True, exclusive=True)

@@ -85,6 +85,17 @@ def test_lines_are_found(box: str, tmp_path: Path) -> None:
     matches = [json.loads(line) for line in _run("grep", "--json", "^o", box).splitlines()]
     assert [(each["path"], each["line"]) for each in matches] == [("a.py", 1)]
     assert _run("grep", "none", box, code=1) == ""
+    (tmp_path / "far/c").write_text("two\ntwofold\n")
+    assert _run("grep", "-lw", "-g", "*.{py,txt}", "two", box) == f"{far}/a.py\n{far}/b.txt\n"
+    assert _run("grep", "-c", "two", box) == f"{far}/a.py:1\n{far}/b.txt:1\n{far}/c:2\n"
+    assert _run("grep", "-cvw", "two", f"{box}/c") == f"{far}/c:1\n"
+    assert _run("grep", "-v", "-A1", "o", box, code=1) == ""
+    assert _run("grep", "-v", "e", f"{box}/c") == f"{far}/c:1:two\n{far}/c:2:twofold\n"
+    [count] = map(json.loads, _run("grep", "-l", "--json", "fold", box).splitlines())
+    assert (count["path"], count["count"]) == ("c", 1)
+    assert _run("grep", "-l", "none", box, code=1) == ""
+    assert "regular expression" in _run("grep", "-c", "(", box, code=2)
+    assert "further matches" in stderr_text(run_client("grep", "-lm", "1", "two", box))
     assert "regular expression" in _run("grep", "(", box, code=2)
     assert "further matches" in stderr_text(run_client("grep", "-m", "1", "two", box))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -158,10 +160,17 @@ def test_directories_are_listed(there: ClientTarget, tree: Path) -> None:
     assert run_client("ls", place).stdout.decode() == "large\nlink\nprogram\nsub\n"
     assert run_client("ls", "-a", place).stdout.decode().splitlines()[0] == ".hidden"
     long = [line.split() for line in run_client("ls", "-l", place).stdout.decode().splitlines()]
-    assert [(words[0], words[-1]) for words in long] == [
-        *(("-", "large"), ("-l", "link"), ("-", "program"), ("d", "sub"))
-    ]
-    assert long[0][1] == "5000000"
+    if there.kind == "ours":
+        owner = [pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name]
+        assert long[0][:4] == ["-rw-r--r--", *owner, "5000000"]
+        modes = ["-rw-r--r--", "lrwxrwxrwx", "-rwxr-xr-x", "drwxr-xr-x"]
+        names = ["large", "program", "program", "sub"]
+    else:
+        assert long[0][:4] == ["-?????????", "?", "?", "5000000"]
+        modes = [kind + "?" * 9 for kind in "-l-d"]
+        names = ["large", "link", "program", "sub"]
+    assert [words[0] for words in long] == modes
+    assert [words[-1] for words in long] == names
     both = run_client("ls", f"{place}/sub", f"{place}/program").stdout.decode()
     assert both == f"{place}/sub:\nempty\nname with spaces żółć\n{tree}/program\n"
 
@@ -367,7 +376,7 @@ def test_links_that_lead_nowhere_are_listed(ours: ClientTarget, tmp_path: Path) 
     place = f"{ours.url}:{tmp_path}"
     assert run_client("ls", place).stdout == b"file\nlost\nthere\n"
     long = [line.split() for line in run_client("ls", "-l", place).stdout.decode().splitlines()]
-    assert (long[1][0], long[1][-3:]) == ("?l", ["lost", "->", "nowhere"])
+    assert (long[1][0], long[1][-3:]) == ("lrwxrwxrwx", ["lost", "->", "nowhere"])
     entries = json.loads(run_client("ls", "--json", place).stdout)
     kinds = [(entry["name"], entry["kind"], entry["target"]) for entry in entries]
     assert kinds == [
@@ -376,7 +385,7 @@ def test_links_that_lead_nowhere_are_listed(ours: ClientTarget, tmp_path: Path) 
         ("there", "file", "file"),
     ]
     operand = run_client("ls", "-l", f"{place}/lost").stdout.decode().split()
-    assert (operand[0], operand[-3:]) == ("?l", [f"{tmp_path}/lost", "->", "nowhere"])
+    assert (operand[0], operand[-3:]) == ("lrwxrwxrwx", [f"{tmp_path}/lost", "->", "nowhere"])
 
 
 @pytest.mark.parametrize("flag", ["-p", "--sync", "--checksum"])

@@ -54,6 +54,7 @@ from exec_server.client.results import (
     Entry,
     FileContent,
     Found,
+    GrepCount,
     GrepMatch,
     Progress,
     Stat,
@@ -316,14 +317,14 @@ class Files:
             return False
         return True
 
-    async def list(self, path: AnyPath = ".") -> list[Entry]:
-        """The entries of a directory by name, with their details.
+    async def list(self, path: AnyPath = ".", *, owners: bool = False) -> list[Entry]:
+        """The entries of a directory by name, with their details, and with `owners` whose they are.
 
         Without `fsList`, the details are unknown and links that lead nowhere are left out.
         """
         uri, base = self._paths.uri(path), self._paths.absolute(path).rstrip("/")
         try:
-            detailed = await self._call(wire.LIST, wire.ListParams(uri), path)
+            detailed = await self._call(wire.LIST, wire.ListParams(uri, owners=owners), path)
             listed = [_detailed_entry(entry, base) for entry in detailed.entries]
         except Unsupported:
             params = wire.ReadDirectoryParams(uri)
@@ -583,6 +584,8 @@ class Files:
         *,
         literal: bool = False,
         ignore_case: bool = False,
+        word: bool = False,
+        invert: bool = False,
         glob: str | None = None,
         exclude: str | None = ".git",
         before: int = 0,
@@ -592,28 +595,27 @@ class Files:
     ) -> Found[GrepMatch]:
         """The lines below `root`, a directory or a file, that match a regular expression.
 
-        `literal` takes the pattern as a plain text. `glob` and `exclude` are patterns of paths
-        like those of `glob()`; without a slash they match names at any depth. `before`, `after`
-        and `context` (both) are numbers of lines around a match, at most 20. Binary files and
-        links are skipped, hidden files and those in a .gitignore are not. At most `limit` matches
-        are returned; `truncated` of the result tells whether there may be more. A search that
-        takes longer than 5 seconds is truncated, too.
+        `literal` takes the pattern as a plain text, `word` matches whole words, `invert` finds the
+        lines that do not match. `glob` and `exclude` are patterns of paths like those of `glob()`;
+        without a slash they match names at any depth. `before`, `after` and `context` (both) are
+        numbers of lines around a match, at most 20. Binary files and links are skipped, hidden
+        files and those in a .gitignore are not. At most `limit` matches are returned; `truncated`
+        of the result tells whether there may be more. A search that takes longer than 5 seconds is
+        truncated, too.
         """
-        if not isinstance(pattern, str):
-            raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
         params = wire.GrepParams(
             self._paths.uri(root, "root"),
-            pattern,
-            literal=literal,
+            _searched(pattern, literal=literal, word=word),
+            literal=literal and not word,
             ignore_case=ignore_case,
             glob=glob,
             exclude=exclude,
             before=max(before, context),
             after=max(after, context),
             limit=limit,
+            invert=invert,
         )
-        # The extension has no users.
-        answer = await self._call(wire.GREP, params, root, is_polyfill=self._user is not None)
+        answer = await self._search(params, root)
         matches = (
             GrepMatch(
                 each.path, each.line, each.column, each.text, tuple(each.before), tuple(each.after)
@@ -621,6 +623,41 @@ class Files:
             for each in answer.matches
         )
         return Found(matches, truncated=answer.truncated)
+
+    async def grep_count(
+        self,
+        pattern: str,
+        root: AnyPath = ".",
+        *,
+        literal: bool = False,
+        ignore_case: bool = False,
+        word: bool = False,
+        invert: bool = False,
+        glob: str | None = None,
+        exclude: str | None = ".git",
+        limit: int = 1000,
+    ) -> Found[GrepCount]:
+        """The files in which `grep` finds lines, at most `limit`, and how many; not the lines."""
+        params = wire.GrepParams(
+            self._paths.uri(root, "root"),
+            _searched(pattern, literal=literal, word=word),
+            literal=literal and not word,
+            ignore_case=ignore_case,
+            glob=glob,
+            exclude=exclude,
+            limit=limit,
+            invert=invert,
+            count_only=True,
+        )
+        answer = await self._search(params, root)
+        counts = (GrepCount(each.path, each.count) for each in answer.counts or [])
+        return Found(counts, truncated=answer.truncated)
+
+    async def _search(self, params: wire.GrepParams, root: AnyPath) -> wire.GrepResult:
+        is_newer = params.invert or params.count_only
+        # The extension has no users.
+        is_polyfill = self._user is not None or (is_newer and not self._capabilities.fs_grep_counts)
+        return await self._call(wire.GREP, params, root, is_polyfill=is_polyfill)
 
     def watch(self, path: AnyPath = ".", *, recursive: bool = False) -> FileWatch:
         """The changes of a directory's entries, or of a file, for `async with` and `async for`.
@@ -806,6 +843,15 @@ class Files:
             raise path_error(error, path, is_confined=is_confined, target=target) from None
 
 
+def _searched(pattern: str, *, literal: bool, word: bool) -> str:
+    """The pattern of a search, or that of a whole word."""
+    if not isinstance(pattern, str):
+        raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
+    if not word:
+        return pattern
+    return rf"(?<!\w)(?:{re.escape(pattern) if literal else pattern})(?!\w)"
+
+
 def _checked(done: Transfer) -> Transfer:
     if done.failed:
         raise NotAllCopied(done)
@@ -824,6 +870,8 @@ def _detailed_entry(entry: wire.ListedEntry, base: str) -> Entry:
         entry.modified_at_ms / 1000,
         entry.mode,
         entry.link_target,
+        entry.owner,
+        entry.group,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -362,6 +363,8 @@ class Polyfills:
         if not all(map(_SIMPLE_FILTER.fullmatch, filters)):
             raise Unsupported("fsGrep", "use a glob without slashes and braces")
         options, search = _line_search(params)
+        if params.invert and "-F" not in options:
+            raise Unsupported("fsGrepCounts", "invert needs a literal pattern without word")
         metadata = wire.GetMetadataParams(params.path, sandbox=params.sandbox, user=params.user)
         is_directory = (await self._session.call(wire.GET_METADATA, metadata)).is_directory
         path = params.path.native()
@@ -504,6 +507,7 @@ def _line_search(params: wire.GrepParams) -> tuple[list[str], LineMatcher]:
 
 def _grep_words(params: wire.GrepParams) -> list[str]:
     words = ["-rnIZHs", f"-B{params.before}", f"-A{params.after}"]
+    words += ["-v"] if params.invert else []
     words += [f"--include={params.glob}"] if params.glob is not None else []
     if params.exclude is not None:
         words += [f"--exclude={params.exclude}", f"--exclude-dir={params.exclude}"]
@@ -519,9 +523,12 @@ def _grep_matches(
     for text in output.split(b"\n")[: -1 if is_cut else None]:
         if (line := _GREP_LINE.fullmatch(text)) is not None:
             whole = line[4].decode("utf-8", "surrogateescape")
-            match = search(whole) if line[3] == b":" else None
             visible = line[4].decode("utf-8", "replace")[:_SHOWN_CHARACTERS].rstrip("\r")
-            column = 0 if match is None else match.start() + 1
+            column = 0
+            if line[3] == b":":
+                match = search(whole)
+                column = 0 if match is None else match.start() + 1
+                column = int(not column) if params.invert else column
             lines.setdefault(line[1], {})[int(line[2])] = (column, visible)
     matches = []
     for path in sorted(lines):
@@ -532,4 +539,8 @@ def _grep_matches(
             before = [numbered[n][1] for n in range(first, number) if n in numbered]
             after = [numbered[n][1] for n in range(number + 1, last + 1) if n in numbered]
             matches.append(wire.GrepMatch(name, number, *numbered[number], before, after))
+    if params.count_only:
+        counts = Counter(match.path for match in matches)
+        files = [wire.GrepCount(path, count) for path, count in counts.items()]
+        return wire.GrepResult([], is_cut or len(files) > params.limit, files[: params.limit])
     return wire.GrepResult(matches[: params.limit], is_cut or len(matches) > params.limit)

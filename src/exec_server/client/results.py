@@ -168,7 +168,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     `size`, `modified` (seconds since 1970) and `mode` are None if unknown; `list` knows them, and
     the `link_target` of a symlink, if the server has `fsList`. A symlink that leads nowhere is
-    neither a directory nor a file.
+    neither a directory nor a file. `owner` and `group` are names, of a symlink itself, or numbers
+    that have none; `list(owners=True)` asks for them.
     """
 
     path: str
@@ -178,6 +179,8 @@ class Entry(msgspec.Struct, frozen=True):
     modified: float | None = None
     mode: int | None = None
     link_target: str | None = None
+    owner: str | None = None
+    group: str | None = None
 
     @property
     def name(self) -> str:
@@ -227,6 +230,13 @@ class GrepMatch(msgspec.Struct, frozen=True):
     text: str
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+
+
+class GrepCount(msgspec.Struct, frozen=True):
+    """A file with lines that match, and their number; `path` is as in `GrepMatch`."""
+
+    path: str
+    count: int
 
 
 class Found(list[T]):

@@ -6,7 +6,9 @@ A function takes the params and returns the result, or raises RpcError or OSErro
 from __future__ import annotations
 
 import errno
+import grp
 import os
+import pwd
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -323,9 +325,10 @@ def list_(params: files.ListParams) -> files.ListResult:
     path = params.path.native()
     GUARD.check_readable(path)
     entries: list[files.ListedEntry] = []
+    owners = _Owners() if params.owners else None
     with os.scandir(path) as scan:
         for entry in scan:
-            listed = _listed(entry)
+            listed = _listed(entry, owners)
             if listed is None:
                 continue
             if len(entries) == READ_DIRECTORY_LIMIT:
@@ -334,9 +337,34 @@ def list_(params: files.ListParams) -> files.ListResult:
     return files.ListResult(entries)
 
 
-def _listed(entry: os.DirEntry[str]) -> files.ListedEntry | None:
+class _Owners:
+    """The names of users and groups, each looked up once for a listing."""
+
+    def __init__(self) -> None:
+        self._users: dict[int, str] = {}
+        self._groups: dict[int, str] = {}
+
+    def names(self, info: os.stat_result) -> tuple[str, str]:
+        """The names of owner and group, or their numbers."""
+        if (user := self._users.get(info.st_uid)) is None:
+            try:
+                user = lossy(pwd.getpwuid(info.st_uid).pw_name)
+            except KeyError:
+                user = str(info.st_uid)
+            self._users[info.st_uid] = user
+        if (group := self._groups.get(info.st_gid)) is None:
+            try:
+                group = lossy(grp.getgrgid(info.st_gid).gr_name)
+            except KeyError:
+                group = str(info.st_gid)
+            self._groups[info.st_gid] = group
+        return user, group
+
+
+def _listed(entry: os.DirEntry[str], owners: _Owners | None) -> files.ListedEntry | None:
     try:
         info = entry.stat(follow_symlinks=False)
+        names = (None, None) if owners is None else owners.names(info)
         target = None
         if stat.S_ISLNK(info.st_mode):
             target = lossy(os.readlink(entry.path))
@@ -352,6 +380,7 @@ def _listed(entry: os.DirEntry[str]) -> files.ListedEntry | None:
         info.st_mtime_ns // 1_000_000,
         stat.S_IMODE(info.st_mode),
         target,
+        *names,
     )
 
 

@@ -252,6 +252,7 @@ class SearchResult:
     """The matching lines and their context in order; a context line occurs once."""
 
     lines: list[MatchedLine] = field(default_factory=list)
+    counts: list[wire.GrepCount] = field(default_factory=list)
     truncated: bool = False
 
 
@@ -341,11 +342,12 @@ class LineSearch:
             if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
                 self._search_file(descriptor, os.path.basename(self._root))
                 return
-        if preselect is None or not preselect(
-            self._root, self._pattern, self._remaining(), self._visit
-        ):
-            self._reset()
-            self._search_tree()
+        if preselect is not None and not self._params.invert:
+            remaining = self._remaining()
+            if preselect(self._root, self._pattern, remaining, self._visit):
+                return
+        self._reset()
+        self._search_tree()
 
     def _remaining(self) -> float:
         seconds = self._scan.deadline - time.monotonic()
@@ -398,10 +400,39 @@ class LineSearch:
                 del self._result.lines[first:]
                 self._matches, self._characters = matches, characters
                 return
-            self._search_block(lossy(path), block, context)
+            columns = self._found(block, context)
+            if self._params.count_only:
+                context.count(columns)
+                self._remaining()
+            else:
+                self._search_block(lossy(path), block, columns, context)
+        if context.matched_lines:
+            self._add_count(lossy(path), context.matched_lines)
 
-    def _search_block(self, path: str, block: _Block, context: _Context) -> None:
+    def _add_count(self, path: str, count: int) -> None:
+        self._characters += len(path)
+        if len(self._result.counts) >= self._limit or self._characters > MAX_CHARACTERS:
+            raise EnoughError
+        self._result.counts.append(wire.GrepCount(path, count))
+
+    def _found(self, block: _Block, context: _Context) -> dict[int, int]:
+        """The lines of a block that are searched for, and a column in each."""
         columns = self._columns(block)
+        if not self._params.invert:
+            return columns
+        self._remaining()  # all matches are known
+        if block.offset or block.is_open:
+            context.has_piece |= bool(columns)
+            if block.is_open:
+                return {}
+            has_match, context.has_piece = context.has_piece, False
+            return {} if has_match else {block.number: 1}
+        end = block.number + block.text.count("\n") + 1
+        return {number: 1 for number in range(block.number, end) if number not in columns}
+
+    def _search_block(
+        self, path: str, block: _Block, columns: dict[int, int], context: _Context
+    ) -> None:
         if block.offset:
             if columns and context.matched_line != block.number:
                 self._add_match(path, block.number, columns[block.number], block.text, context)
@@ -433,10 +464,13 @@ class LineSearch:
     def _columns(self, block: _Block) -> dict[int, int]:
         """The column of the first match in each line, up to the limit or processor time limit."""
         text, number = block.text, block.number
+        has_limit = not (self._params.invert or self._params.count_only)
         columns: dict[int, int] = {}
         position = counted = 0
         try:
-            while position <= len(text) and self._matches + len(columns) <= self._limit:
+            while position <= len(text):
+                if has_limit and self._matches + len(columns) > self._limit:
+                    break
                 seconds = self._remaining()
                 match = self._regex.search(text, position, concurrent=True, timeout=seconds)
                 if match is None:
@@ -476,6 +510,14 @@ class _Context:
         self._after = after
         self._remaining = 0
         self.matched_line = 0
+        self.matched_lines = 0  # if they are only counted
+        self.has_piece = False  # of a long line, which matches
+
+    def count(self, columns: Iterable[int]) -> None:
+        """Count the matching lines of a block, each line once."""
+        for number in columns:
+            self.matched_lines += number != self.matched_line
+            self.matched_line = number
 
     @property
     def is_open(self) -> bool:
@@ -506,6 +548,7 @@ class _Block(NamedTuple):
     number: int  # of the first line
     offset: int
     is_last: bool
+    is_open: bool = False  # the next block goes on with its line
 
 
 def _blocks(descriptor: int, size: int) -> Iterator[_Block | None]:
@@ -531,7 +574,7 @@ def _blocks(descriptor: int, size: int) -> Iterator[_Block | None]:
             yield _Block(_decode(lines[:-1]), number, 0, False)
             number += lines.count(b"\n")
         elif len(partial) >= BLOCK_BYTES:
-            yield _Block(piece_text := _decode(partial), number, offset, False)
+            yield _Block(piece_text := _decode(partial), number, offset, False, True)
             offset, partial = offset + len(piece_text), b""
     if partial:
         yield _Block(_decode(partial), number, offset, True)
@@ -563,7 +606,7 @@ def grep(
             matches.append(
                 wire.GrepMatch(line.path, line.number, line.column, line.text, before, after)
             )
-    return wire.GrepResult(matches, result.truncated)
+    return wire.GrepResult(matches, result.truncated, result.counts if params.count_only else None)
 
 
 class Ripgrep:

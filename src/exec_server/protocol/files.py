@@ -333,9 +333,13 @@ class GlobResult(Result, frozen=True):
 
 
 class GrepParams(Confinable, frozen=True):
-    """`path` is a file or a directory; `glob` and `exclude` are patterns of paths below it."""
+    """`path` is a file or a directory; `glob` and `exclude` are patterns of paths below it.
+
+    `invert` finds the lines that do not match. With `count_only` the result has counts alone.
+    """
 
     wire_name: ClassVar[str] = "FsGrepParams"
+    named_only: ClassVar[tuple[str, ...]] = (*Confinable.named_only, "invert", "count_only")
     path: PathUri
     pattern: str
     literal: bool = False
@@ -345,6 +349,8 @@ class GrepParams(Confinable, frozen=True):
     before: Usize = 0
     after: Usize = 0
     limit: Usize = 1000
+    invert: bool = False
+    count_only: bool = False
     sandbox: Sandbox | None = None
 
 
@@ -359,11 +365,19 @@ class GrepMatch(Result, frozen=True):
     after: list[str]
 
 
-class GrepResult(Result, frozen=True):
+class GrepCount(Result, frozen=True):
+    """A file and the number of its lines that were found, at least one."""
+
+    path: str
+    count: int
+
+
+class GrepResult(Result, frozen=True, omit_defaults=True):
     """Matches in the order of paths and lines; `truncated` if there may be more."""
 
     matches: list[GrepMatch]
     truncated: bool
+    counts: list[GrepCount] | None = None
 
 
 class DiskUsageParams(Confinable, frozen=True):
@@ -394,7 +408,9 @@ DISK_USAGE = Call("fs/diskUsage", DiskUsageParams, DiskUsageResult)
 
 class ListParams(Confinable, frozen=True):
     wire_name: ClassVar[str] = "FsListParams"
+    named_only: ClassVar[tuple[str, ...]] = (*Confinable.named_only, "owners")
     path: PathUri
+    owners: bool = False
     sandbox: Sandbox | None = None
 
 
@@ -408,6 +424,9 @@ class ListedEntry(Result, frozen=True, omit_defaults=True):
     modified_at_ms: int
     mode: int  # the permission bits
     link_target: str | None = None  # the text of a link
+    # Names, or numbers without a name, if they were asked for; of a link itself.
+    owner: str | None = None
+    group: str | None = None
 
 
 class ListResult(Result, frozen=True):

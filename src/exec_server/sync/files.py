@@ -83,6 +83,7 @@ class Files(Blocking[files.Files]):
     touch = blocking(files.Files.touch)
     glob = blocking(files.Files.glob)
     grep = blocking(files.Files.grep)
+    grep_count = blocking(files.Files.grep_count)
     watch = wrapped(files.Files.watch, FileWatch)
     edit = blocking(files.Files.edit)
     apply_patch = blocking(files.Files.apply_patch)

@@ -13,7 +13,7 @@ from exec_server.client import polyfills as module
 from exec_server.client.arguments import PathResolver
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.files import Files
-from exec_server.client.results import Found, GrepMatch, Result
+from exec_server.client.results import Found, GrepCount, GrepMatch, Result
 from exec_server.errors import InvalidParams, Unsupported
 from exec_server.protocol import files as wire
 from exec_server.protocol.files import GetMetadataResult
@@ -40,7 +40,9 @@ class Searches(Files):
             temp_dir="file:///tmp",
         )
         features = ServerFeatures(capabilities=info.capabilities)
-        session: Any = SimpleNamespace(features=features, call=self._answer)
+        session: Any = SimpleNamespace(
+            features=features, call=self._answer, call_polyfill=self._replaced
+        )
         commands: Any = SimpleNamespace(run=self._command)
         paths = PathResolver(cast(Any, info))
         self._polyfills = module.Polyfills(session, paths, commands)
@@ -49,11 +51,14 @@ class Searches(Files):
 
     async def _answer(self, call: Any, params: Any, **_: Any) -> Any:
         if call.name in self._missing and call is wire.GREP:
-            return await self._polyfills.table[call.name](params)
+            return await self._replaced(call, params)
         self.sent.append(params)
         if call is wire.GREP:
             return wire.GrepResult([_MATCH], True)
         return GetMetadataResult(not self._is_file, self._is_file, False, 0, 0, 0)
+
+    async def _replaced(self, call: Any, params: Any) -> Any:
+        return await self._polyfills.table[call.name](params)
 
     async def _command(self, argv: list[str], **_: Any) -> Result:
         self.sent.append(argv)
@@ -71,6 +76,23 @@ def test_the_extension_is_a_request() -> None:
     assert (params.before, params.after, params.glob, params.exclude) == (2, 3, "*.py", ".git")
     with pytest.raises(TypeError, match="pattern must be str, not bytes"):
         files.find(b"x")
+
+
+def test_a_server_that_cannot_count_is_not_asked_to() -> None:
+    output = b"/w/./a\x001:x\n/w/./a\x003:x\n/w/./b\x001:x\n"
+    files = Searches(extended=True, output=output)
+    assert files.find("x", word=True) == [GrepMatch("f", 2, 1, "x", ("a",), ("b",))]
+    assert files.sent[-1].pattern == r"(?<!\w)(?:x)(?!\w)"
+    files.find("x.", word=True, literal=True)
+    assert (files.sent[-1].pattern, files.sent[-1].literal) == (r"(?<!\w)(?:x\.)(?!\w)", False)
+    older = Searches(extended=False, output=output)
+    counts = asyncio.run(older.grep_count("x", literal=True))
+    assert counts == [GrepCount("a", 2), GrepCount("b", 1)]
+    assert [match.line for match in older.find("y", literal=True, invert=True)] == [1, 3, 1]
+    assert "-v" in older.sent[-1]
+    assert older.find("x", literal=True, invert=True) == []
+    with pytest.raises(Unsupported, match=r"fsGrepCounts.*literal"):
+        older.find("x.", invert=True)
 
 
 def test_only_simple_filters_are_passed_to_a_command() -> None:

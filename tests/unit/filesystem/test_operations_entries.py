@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import errno
+import grp
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,24 @@ def test_entries_have_all_details() -> None:
         entry = found[name]
         assert (entry.is_directory, entry.is_file, entry.link_target) == (False, False, target)
         assert entry.size == len(target)
+
+
+def test_owners_are_named_if_they_are_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert listed()["file"].owner is None
+    result = operations.list_(wire.ListParams(uri("."), owners=True))
+    owner, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name
+    assert {(each.owner, each.group) for each in result.entries} == {(owner, group)}
+
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(grp, "getgrgid", nobody)
+    result = operations.list_(wire.ListParams(uri("."), owners=True))
+    numbers = (str(os.getuid()), str(os.getgid()))
+    assert {(each.owner, each.group) for each in result.entries} == {numbers}
 
 
 def test_names_that_are_no_text_are_shown_with_replacement_characters() -> None:

@@ -71,6 +71,38 @@ def test_matches_have_their_context() -> None:
     )
 
 
+def test_other_lines_and_counts(folder: Path) -> None:
+    found = grep(_params(invert=True, before=1, limit=2))
+    assert [(each.path, each.line, each.before) for each in found.matches] == [
+        ("f", 1, []),
+        ("f", 4, ["x2"]),
+    ]
+    assert found.truncated
+    (folder / "binary").write_bytes(b"x\n\0")
+    counts = [wire.GrepCount("f", 3), wire.GrepCount("g", 1)]
+    assert do(_params(count_only=True)) == wire.GrepResult([], False, counts)
+    assert do(_params(count_only=True, limit=1)) == wire.GrepResult([], True, counts[:1])
+    assert grep(_params(count_only=True, invert=True)).counts == counts[:1]
+
+
+def test_long_lines_are_counted_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "BLOCK_BYTES", 4)
+    (folder / "f").write_text("....x...x...\n............\na\n....\n")
+    assert grep(_params(count_only=True)).counts == [wire.GrepCount("f", 1), wire.GrepCount("g", 1)]
+    found = grep(_params(invert=True))
+    assert [(each.path, each.line) for each in found.matches] == [("f", 2), ("f", 3), ("f", 4)]
+    (folder / "f").write_text("............x")
+    assert grep(_params(invert=True)).matches == []
+    (folder / "f").write_text("x............")
+    assert grep(_params(invert=True, count_only=True)).counts == []
+
+
+def test_other_lines_are_searched_for_without_ripgrep(folder: Path) -> None:
+    program = Program(_SUMMARY)
+    assert program.paths(_params(invert=True)) == ["f"] * 3
+    assert program.argv == []
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

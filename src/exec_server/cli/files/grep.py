@@ -23,8 +23,10 @@ _EPILOG: Final = """\
 examples:
   exec-server grep 'import +os' build:src
   exec-server grep -iF -g '*.{c,h}' -C 2 'buffer overflow' build:
+  exec-server grep -lw TODO build:src              the files that have the word
   exec-server grep --json main build:src | jq .path
 """
+_MORE: Final = "{}: there may be further matches; see -m, -g and --exclude"
 
 
 def build_parser() -> CommandParser:
@@ -34,6 +36,16 @@ def build_parser() -> CommandParser:
     parser.add_argument("-i", "--ignore-case", action="store_true", help="ignore case")
     parser.add_argument(
         "-F", "--fixed-strings", action="store_true", help="PATTERN is a plain text"
+    )
+    parser.add_argument("-w", "--word-regexp", action="store_true", help="match whole words")
+    parser.add_argument(
+        "-v", "--invert-match", action="store_true", help="print the lines that do not match"
+    )
+    parser.add_argument(
+        *("-l", "--files-with-matches"), action="store_true", help="print only paths of files"
+    )
+    parser.add_argument(
+        "-c", "--count", action="store_true", help="print paths with the number of their lines"
     )
     for flag, name, text in (
         ("-A", "after", "after"),
@@ -58,7 +70,11 @@ def build_parser() -> CommandParser:
         help="skip files and directories (default: .git)",
     )
     parser.add_argument(
-        "-m", "--max-count", type=int, default=1000, metavar="N", help="stop after N matches (1000)"
+        *("-m", "--max-count"),
+        type=int,
+        default=1000,
+        metavar="N",
+        help="stop after N matches, or files of -l and -c (1000)",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each match")
     parser.add_argument(
@@ -75,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     from exec_server.cli.files.operands import for_each_operand
     from exec_server.cli.streams import print_status, print_text
 
+    if arguments.count or arguments.files_with_matches:
+        return _run_counts(arguments)
     before = max(arguments.before, arguments.context)
     after = max(arguments.after, arguments.context)
     has_groups = before > 0 or after > 0
@@ -87,6 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
             operand.path,
             literal=arguments.fixed_strings,
             ignore_case=arguments.ignore_case,
+            word=arguments.word_regexp,
+            invert=arguments.invert_match,
             glob=arguments.glob,
             exclude=arguments.exclude or None,
             before=before,
@@ -104,12 +124,55 @@ def run(arguments: argparse.Namespace) -> int:
             print_text(f"--\n{text}" if has_groups and count else text)
         count += len(matches)
         if matches.truncated:
-            print_status(f"{operand.label}: there may be further matches; see -m, -g and --exclude")
+            print_status(_MORE.format(operand.label))
 
-    failed = for_each_operand(arguments, search, needs_path=False)
+    return _exit_code(for_each_operand(arguments, search, needs_path=False), count)
+
+
+def _exit_code(failed: int, count: int) -> int:
+    """The exit code of grep(1), for that of all operands and the number of matches."""
     if failed:
         return EXIT_USAGE if failed == 1 else failed
     return 0 if count else 1
+
+
+def _run_counts(arguments: argparse.Namespace) -> int:
+    """Print the files that have matches, with -c their number."""
+    import json
+
+    from exec_server.cli.files.operands import for_each_operand
+    from exec_server.cli.streams import print_status, print_text
+    from exec_server.errors import printable
+
+    total = 0
+
+    async def search(operand: Operand) -> None:
+        nonlocal total
+        files = operand.environment.files
+        counts = await files.grep_count(
+            arguments.pattern,
+            operand.path,
+            literal=arguments.fixed_strings,
+            ignore_case=arguments.ignore_case,
+            word=arguments.word_regexp,
+            invert=arguments.invert_match,
+            glob=arguments.glob,
+            exclude=arguments.exclude or None,
+            limit=arguments.max_count,
+        )
+        is_directory = bool(counts) and (await files.stat(operand.path)).is_directory
+        for each in counts:
+            if arguments.json:
+                found = {"operand": operand.label, "path": each.path, "count": each.count}
+                print_text(json.dumps(found) + "\n")
+                continue
+            path = printable(_display_path(operand, each.path, is_directory=is_directory))
+            print_text(f"{path}\n" if arguments.files_with_matches else f"{path}:{each.count}\n")
+        total += len(counts)
+        if counts.truncated:
+            print_status(_MORE.format(operand.label))
+
+    return _exit_code(for_each_operand(arguments, search, needs_path=False), total)
 
 
 def _json_line(operand: Operand, match: GrepMatch) -> str:

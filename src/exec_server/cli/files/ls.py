@@ -45,7 +45,7 @@ def build_parser() -> CommandParser:
     parser = LsParser("ls", _DESCRIPTION, _EPILOG, conflict_handler="resolve")
     parser.add_argument("paths", metavar="TARGET:PATH", nargs="+")
     parser.add_argument(
-        "-l", "--long", action="store_true", help="also show kind, size and modification time"
+        "-l", "--long", action="store_true", help="also show mode, owner, size, time and target"
     )
     parser.add_argument(
         "-a", "--all", action="store_true", help="also show names that begin with a dot"
@@ -59,7 +59,7 @@ def build_parser() -> CommandParser:
         "-1", dest="one", action="store_true", help="no effect: each name has a line of its own"
     )
     parser.add_argument(
-        "--json", action="store_true", help="print a JSON array with kind, size and time of each"
+        "--json", action="store_true", help="print a JSON array with the details of each"
     )
     return with_access_flags(parser)
 
@@ -98,67 +98,78 @@ class Lister:
         self._has_headings = has_headings and not as_json
         self._has_units = has_units
         self._count = 0
+        self._owner_width = self._group_width = 1
         self._is_terminal = os.isatty(1)
         self.members: list[dict[str, object]] = []
 
     async def __call__(self, operand: Operand) -> None:
-        status, link = await _status(operand)
+        has_details = self._is_long or self._as_json
+        files = operand.environment.files
+        status, itself = await _status(operand, has_details=has_details)
         if not status.is_directory:
-            self._list_file(operand, status, link)
+            self._list_file(operand, status, itself)
             return
-        entries = sorted(
-            await operand.environment.files.list(operand.path), key=lambda entry: entry.name
-        )
+        listed = await files.list(operand.path, owners=has_details)
+        entries = sorted(listed, key=lambda entry: entry.name)
         if not self._shows_all:
             entries = [entry for entry in entries if not entry.name.startswith(".")]
         if self._has_headings:
             print_text(("\n" if self._count else "") + self._short_line(f"{operand.label}:"))
         self._count += 1
-        if not (self._is_long or self._as_json):
+        if not has_details:
             print_text("".join(self._short_line(entry.name) for entry in entries))
             return
+        self._measure(entries)
         for start in range(0, len(entries), STAT_BATCH_SIZE):
             await self._list_entries(operand, entries[start : start + STAT_BATCH_SIZE])
 
-    def _list_file(self, operand: Operand, status: Stat, link: str | None) -> None:
+    def _list_file(self, operand: Operand, status: Stat, entry: Entry) -> None:
         if self._as_json:
-            self.members.append(_members(operand.label, operand.path, status, link))
+            self.members.append(_members(operand.label, operand.path, status, entry))
         elif self._is_long:
-            name = operand.path if link is None else f"{operand.path} -> {link}"
-            print_text(self._long_line(name, status))
+            self._measure([entry])
+            print_text(self._long_line(operand.path, entry, status))
         else:
             print_text(self._short_line(operand.path))
+
+    def _measure(self, entries: list[Entry]) -> None:
+        """Choose the widths of the columns, which are the same for a whole listing."""
+        self._owner_width = max((len(_shown(entry.owner)) for entry in entries), default=1)
+        self._group_width = max((len(_shown(entry.group)) for entry in entries), default=1)
 
     async def _list_entries(self, operand: Operand, entries: list[Entry]) -> None:
         results = zip(entries, await _stats(operand, entries), strict=True)
         if self._as_json:
             self.members += (
-                _members(operand.label, entry.path, status, entry.link_target)
-                for entry, status in results
+                _members(operand.label, entry.path, status, entry) for entry, status in results
             )
         else:
             print_text("".join(self._long_entry(entry, status) for entry, status in results))
 
     def _long_entry(self, entry: Entry, status: Stat | RpcError) -> str:
-        """The line with kind, size and time, or with the error of the stat."""
+        """The line with all details, or with the error of the stat."""
         if isinstance(status, RpcError):
             from exec_server.cli.connection import error_text
 
-            name = self._display_name(entry.name)
-            return f"?  {'?':>14}  {'?':16}  {name} ({error_text(status)})\n"
-        name = entry.name
-        if entry.link_target is not None and not (entry.is_directory or entry.is_file):
-            name += f" -> {entry.link_target}"  # which does not exist
-        return self._long_line(name, status)
+            row = f"{'?':>10}  {'?':16}  {self._display_name(entry.name)} ({error_text(status)})"
+            return f"{'?' * 10} {self._owners(entry)} {row}\n"
+        return self._long_line(entry.name, entry, status)
 
-    def _long_line(self, name: str, status: Stat) -> str:
+    def _long_line(self, name: str, entry: Entry, status: Stat) -> str:
         from exec_server.cli.files.progress import format_size
 
-        kind = "d" if status.is_directory else "-" if status.is_file else "?"
-        kind += "l" if status.is_symlink else " "
+        size, link = status.size, ""
+        if entry.link_target is not None:
+            size = len(os.fsencode(entry.link_target))
+            link = f" -> {self._display_name(entry.link_target)}"
+        shown = format_size(size) if self._has_units else str(size)
         modified = local_time(status.modified, "%Y-%m-%d %H:%M")
-        size = format_size(status.size) if self._has_units else status.size
-        return f"{kind} {size:>14}  {modified:16}  {self._display_name(name)}\n"
+        row = f"{shown:>10}  {modified:16}  {self._display_name(name)}{link}"
+        return f"{_mode_text(entry, status)} {self._owners(entry)} {row}\n"
+
+    def _owners(self, entry: Entry) -> str:
+        owner, group = _shown(entry.owner), _shown(entry.group)
+        return f"{owner:{self._owner_width}} {group:{self._group_width}}"
 
     def _short_line(self, name: str) -> str:
         return f"{self._display_name(name)}\n"
@@ -167,10 +178,24 @@ class Lister:
         return printable(name) if self._is_terminal else name
 
 
-def _members(
-    label: str, path: str, status: Stat | RpcError, link_target: str | None
-) -> dict[str, object]:
-    """The JSON form of an entry; kind, size and time are null if they are unknown."""
+def _shown(name: str | None) -> str:
+    return "?" if name is None else printable(name)
+
+
+def _mode_text(entry: Entry, status: Stat) -> str:
+    """Kind and permissions as ls(1) prints them; `?` stands for what is unknown."""
+    import stat
+
+    if entry.link_target is not None:
+        return "lrwxrwxrwx"
+    if status.is_symlink:
+        return "l" + "?" * 9  # on a server that does not tell the target
+    kind = "d" if status.is_directory else "-" if status.is_file else "?"
+    return kind + ("?" * 9 if entry.mode is None else stat.filemode(entry.mode)[1:])
+
+
+def _members(label: str, path: str, status: Stat | RpcError, entry: Entry) -> dict[str, object]:
+    """The JSON form of an entry; what is unknown is null."""
     known = None if isinstance(status, RpcError) else status
     kind = None
     if known is not None:
@@ -181,27 +206,43 @@ def _members(
         "name": path.rstrip("/").rpartition("/")[2],
         "kind": kind,
         "symlink": known and known.is_symlink,
-        "target": link_target,
+        "target": entry.link_target,
         "size": known and known.size,
         "modified": known and known.modified,
+        "mode": None if entry.mode is None else f"{entry.mode:04o}",
+        "owner": entry.owner,
+        "group": entry.group,
     }
 
 
-async def _status(operand: Operand) -> tuple[Stat, str | None]:
-    """The metadata of an operand and, if it is a link that leads nowhere, its target."""
-    files = operand.environment.files
+async def _status(operand: Operand, *, has_details: bool) -> tuple[Stat, Entry]:
+    """The metadata of an operand and its entry, with further details only if they are shown.
+
+    The details are those that its directory lists. Of a link that leads nowhere there is no more.
+    """
+    from exec_server.client.results import Entry
+
     try:
-        return await files.stat(operand.path), None
+        status = await operand.environment.files.stat(operand.path)
     except NotFound:
-        directory, name = posixpath.split(operand.path)
-        try:
-            entries = await files.list(directory or ".")
-        except RpcError:
-            entries = []
-        for entry in entries:
-            if entry.name == name and entry.link_target is not None:
-                return _known(entry, entry.size or 0, entry.modified or 0.0), entry.link_target
-        raise
+        entry = await _listed(operand)
+        if entry is None or entry.link_target is None:
+            raise
+        return _known(entry, entry.size or 0, entry.modified or 0.0), entry
+    unknown = Entry(operand.path, status.is_directory, status.is_file)
+    if status.is_directory or not has_details:
+        return status, unknown
+    return status, await _listed(operand) or unknown
+
+
+async def _listed(operand: Operand) -> Entry | None:
+    """The entry of an operand in its directory, as far as that can be listed."""
+    directory, name = posixpath.split(operand.path)
+    try:
+        entries = await operand.environment.files.list(directory or ".", owners=True)
+    except RpcError:
+        return None
+    return next((entry for entry in entries if entry.name == name), None)
 
 
 def _known(entry: Entry, size: int, modified: float) -> Stat:

@@ -24,12 +24,13 @@ class Files:
             return Stat(False, True, False, 3, 0.0, None)
         raise NotFound(f"{path}: no such file")
 
-    async def list(self, path: str) -> list[Entry]:
+    async def list(self, path: str, *, owners: bool) -> list[Entry]:
         if not self._can_list:
             raise InvalidRequest("no")
         assert path == "d"
-        link = Entry("/d/lost", False, False, 7, 0.0, 0o777, "nowhere")
-        return [Entry("/d/f", False, True, 3, 0.0, 0o644), link]
+        assert owners
+        link = Entry("/d/lost", False, False, 7, 0.0, 0o777, "nowhere", "ann", "staff")
+        return [Entry("/d/f", False, True, 3, 0.0, 0o644, None, "root", "0"), link]
 
 
 def _operand(path: str, files: Files) -> Operand:
@@ -44,8 +45,8 @@ def _operand(path: str, files: Files) -> Operand:
     ("path", "is_long", "words"),
     [
         ("d/lost", False, ["d/lost"]),
-        ("d/lost", True, ["?l", "7", "d/lost", "->", "nowhere"]),
-        ("d/f", True, ["-", "3", "d/f"]),
+        ("d/lost", True, ["lrwxrwxrwx", "ann", "staff", "7", "d/lost", "->", "nowhere"]),
+        ("d/f", True, ["-rw-r--r--", "root", "0", "3", "d/f"]),
     ],
 )
 def test_an_operand_that_is_no_directory(
@@ -54,13 +55,40 @@ def test_an_operand_that_is_no_directory(
     lister = Lister(is_long=is_long)
     asyncio.run(lister(_operand(path, Files())))
     shown = capfd.readouterr().out.split()
-    assert shown[:2] + shown[4:] == words
+    assert [*shown[:4], *shown[6:]] == words if is_long else shown == words
 
 
 def test_sizes_with_units(capfd: pytest.CaptureFixture[str]) -> None:
     lister = Lister(is_long=True, has_units=True)
     asyncio.run(lister(_operand("d/f", Files())))
-    assert capfd.readouterr().out.split()[:3] == ["-", "3", "B"]
+    assert capfd.readouterr().out.split()[3:5] == ["3", "B"]
+
+
+@pytest.mark.parametrize(
+    ("is_symlink", "is_file", "mode"),
+    [(False, True, "-?????????"), (True, True, "l?????????"), (False, False, "??????????")],
+)
+def test_what_a_server_does_not_tell_is_a_question_mark(
+    is_symlink: bool, is_file: bool, mode: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Older(Files):
+        async def stat(self, path: str) -> Stat:
+            return Stat(False, is_file, is_symlink, 3, 0.0, None)
+
+    asyncio.run(Lister(is_long=True)(_operand("d/f", Older(can_list=False))))
+    assert capfd.readouterr().out.split()[:4] == [mode, "?", "?", "3"]
+
+
+def test_columns_are_aligned(capfd: pytest.CaptureFixture[str]) -> None:
+    class Directory(Files):
+        async def stat(self, path: str) -> Stat:
+            return Stat(True, False, False, 0, 0.0, None)
+
+    asyncio.run(Lister(is_long=True)(_operand("d", Directory())))
+    first, second = capfd.readouterr().out.splitlines()
+    assert first.startswith("-rw-r--r-- root 0     ")
+    assert second.startswith("lrwxrwxrwx ann  staff ")
+    assert first.index("3  ") == second.index("7  ")
 
 
 def test_the_members_of_a_link_that_leads_nowhere() -> None:
@@ -68,6 +96,7 @@ def test_the_members_of_a_link_that_leads_nowhere() -> None:
     asyncio.run(lister(_operand("d/lost", Files())))
     [entry] = lister.members
     assert (entry["kind"], entry["symlink"], entry["target"]) == ("other", True, "nowhere")
+    assert (entry["mode"], entry["owner"], entry["group"]) == ("0777", "ann", "staff")
 
 
 @pytest.mark.parametrize("can_list", [True, False])
