@@ -181,17 +181,8 @@ _MODULES = {
     "client.process": ("DetachedProcess", "Process"),
     "client.results": (
         *("ChangedFile", "Chunk", "DiskUsage", "Entry", "FileChange", "FileContent", "Found"),
-        *(
-            "GrepCount",
-            "GrepMatch",
-            "Line",
-            "NotCopied",
-            "Progress",
-            "Response",
-            "Result",
-            "RunProgress",
-        ),
-        *("Stat", "Transfer"),
+        *("GrepCount", "GrepMatch", "Line", "NotCopied", "Progress", "Response", "Result"),
+        *("RunProgress", "Stat", "Transfer"),
     ),
 }
 

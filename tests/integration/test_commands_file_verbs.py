@@ -73,6 +73,14 @@ def test_the_end_of_a_file_is_followed(box: str, tmp_path: Path) -> None:
         assert next_line(following) == b"overwritten\n"
         following.send_signal(signal.SIGINT)
         assert following.wait() == 130
+    assert "No such file" in _run("tail", f"{box}/later", code=1)
+    with start_client("tail", "-f", f"{box}/later") as following:
+        assert following.stderr is not None
+        assert b"waiting for it" in following.stderr.readline()
+        (tmp_path / "far/later").write_text("first\n")
+        assert next_line(following) == b"first\n"
+        following.send_signal(signal.SIGINT)
+        assert following.wait() == 130
 
 
 def test_lines_are_found(box: str, tmp_path: Path) -> None:

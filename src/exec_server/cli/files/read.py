@@ -10,7 +10,7 @@ from exec_server.cli.errors import UsageError
 from exec_server.cli.parser import CommandParser
 from exec_server.cli.streams import print_status
 from exec_server.cli.targets import PathParser, with_access_flags
-from exec_server.errors import printable
+from exec_server.errors import NotFound, printable
 
 if TYPE_CHECKING:
     from exec_server.cli.files.operands import Operand
@@ -104,7 +104,9 @@ def build_tail_parser() -> CommandParser:
         "word also -N",
     )
     parser.add_argument(
-        *("-f", "-F", "--follow"), action="store_true", help="wait for further lines of one file"
+        *("-f", "-F", "--follow"),
+        action="store_true",
+        help="wait for further lines of one file, and for the file itself",
     )
     return with_access_flags(parser)
 
@@ -123,10 +125,15 @@ def run_tail(arguments: argparse.Namespace) -> int:
         nonlocal gap
         tail = Tail(operand)
         heading = (f"{gap}==> {printable(operand.path)} <==\n" if has_headings else "").encode()
-        if first is None:
-            await tail.print_end(count, heading)
-        else:
-            await tail.print_from(first, heading)
+        try:
+            if first is None:
+                await tail.print_end(count, heading)
+            else:
+                await tail.print_from(first, heading)
+        except NotFound:
+            if not arguments.follow:
+                raise
+            print_status(f"{operand.label}: there is no such file; waiting for it (Ctrl-C ends)")
         gap = "\n"
         if arguments.follow:
             await tail.follow()
@@ -187,15 +194,13 @@ class Tail:
         """Print everything that is appended, for ever."""
         import asyncio
 
-        from exec_server.errors import NotFound
-
         while True:
             try:
                 seen = await self._look()
+                if seen != self._seen:
+                    await self._advance(seen)
             except NotFound:
-                seen = None  # it is being replaced
-            if seen is not None and seen != self._seen:
-                await self._advance(seen)
+                pass  # not there yet, or being replaced
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def _look(self) -> Seen:
@@ -212,7 +217,9 @@ class Tail:
 
     async def _advance(self, seen: Seen) -> None:
         is_other = self._seen is None or not seen.is_same_file(self._seen)
-        if is_other or seen.status.size < self.position or not await self._has_printed():
+        if self._seen is None:
+            print_status(f"{self._label}: the file is there")
+        elif is_other or seen.status.size < self.position or not await self._has_printed():
             print_status(f"{self._label}: the file was replaced or truncated")
             self.position, self._printed = 0, b""
         self._seen = seen

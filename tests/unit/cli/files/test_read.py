@@ -52,7 +52,7 @@ class Reader:
 class File:
     """A file whose content and age the test sets; None: it is missing."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | None) -> None:
         self.data: bytes | None = data
         self.created = 1.0
         self.modified = 0.0
@@ -135,7 +135,8 @@ def _follow(file: File, steps: list[Step], monkeypatch: pytest.MonkeyPatch) -> l
         file.data, file.created = steps.pop(0)
 
     async def scene() -> None:
-        await tail.print_end(10)
+        if file.data is not None:
+            await tail.print_end(10)
         monkeypatch.setattr(asyncio, "sleep", sleep)
         with pytest.raises(asyncio.CancelledError):
             await tail.follow()
@@ -157,6 +158,23 @@ def test_appended_and_replaced_data(
     written = _follow(File(b"a\n"), steps, monkeypatch)
     assert written == [b"a\n", b"b\n", b"new and longer\n", b"x"]
     assert capfd.readouterr().err.count("replaced or truncated") == 2
+
+
+def test_a_file_that_appears_is_followed_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = File(None)
+    steps: list[Step] = [(None, 1.0), (b"1\n", 1.0), (b"1\n2\n", 1.0)]
+    vanishing = iter([True, False, False])
+
+    def open_file(path: str, *, offset: int) -> Reader:
+        if next(vanishing):
+            raise NotFound("it was there for a moment")
+        return Reader((file.data or b"")[offset:])
+
+    monkeypatch.setattr(file, "open", open_file)
+    assert _follow(file, steps, monkeypatch) == [b"1\n2\n"]
+    assert capfd.readouterr().err == "exec-server: box:f: the file is there\n"
 
 
 @pytest.mark.parametrize("has_link_entries", [True, False])
