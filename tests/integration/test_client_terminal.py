@@ -305,7 +305,7 @@ def test_a_user_need_not_wait_for_a_server_that_is_gone(window: tmux.Terminal) -
         window.wait_for("begun-42")
         server.process.kill()
         server.process.wait()
-        window.wait_for("connection lost; reconnecting")
+        window.wait_for("to leave, type Enter ~.")
         window.keys("Enter")
         window.type("~.")
         window.wait_for("code-255")

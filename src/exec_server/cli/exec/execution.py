@@ -191,7 +191,9 @@ class _StreamCopy:
 
     def _print_connection_status(self, text: str) -> None:
         if not self._outcome.done():  # afterwards the connection no longer matters
-            self._print_status(text)
+            escape = self._arguments.escape if self._is_raw else None
+            has_way_out = escape is not None and not text.endswith("reconnected")
+            self._print_status(f"{text}; to leave, type Enter {escape}." if has_way_out else text)
 
     def _print_target_stderr(self, line: str) -> None:
         print_error(line, is_raw=self._is_raw)

@@ -10,6 +10,8 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.support.detached_commands import TARGET, FakeEnvironment
@@ -43,6 +45,34 @@ def test_a_signal_before_the_start_of_the_command_ends_the_client(
 
     monkeypatch.setattr(execution, "open_environment", never_open)
     assert asyncio.run(running.run()) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("words", "is_raw", "end"),
+    [
+        ([], True, "lost; to leave, type Enter ~."),
+        (["-e", "%"], True, "lost; to leave, type Enter %."),
+        (["-e", "none"], True, "lost"),
+        ([], False, "lost"),
+    ],
+)
+def test_a_terminal_is_told_the_way_out_of_a_lost_connection(
+    words: list[str], is_raw: bool, end: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scene() -> None:
+        arguments = command.build_parser().parse_words([*words, "ws://h:1", "x"])
+        terminal: Any = SimpleNamespace(is_raw=is_raw)
+        running = execution._Execution(arguments, Target(label="x", url="ws://h:1"), terminal)
+        running._outcome = asyncio.get_running_loop().create_future()
+        running._print_connection_status("lost")
+        running._print_connection_status("reconnected")
+        running._outcome.cancel()
+        running._print_connection_status("lost again")
+
+    asyncio.run(scene())
+    lost, back = capfd.readouterr().err.splitlines()
+    assert lost.endswith(end)
+    assert back.endswith(": reconnected")
 
 
 @pytest.mark.parametrize(
