@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run the command of sys.argv; does not return."""
+    interpreter.start_again_in_utf8()
     interpreter.drop_script_directory()
     _open_missing_streams()
     if not interpreter.has_commands():
