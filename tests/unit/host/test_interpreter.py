@@ -165,9 +165,9 @@ def test_helper_processes_find_this_package_and_nothing_beside_it(
     (home / "exec_server" / "__init__.py").write_text("where = 'here'\n")
     (home / "importlib.py").write_text("raise ImportError\n")
     monkeypatch.setattr(interpreter, "package_home", lambda: str(home))
-    words = interpreter.helper_words("print(exec_server.where, *sys.path)")
+    words = interpreter.helper_words("print(exec_server.where, *sys.path, sep=chr(10))")
     done = subprocess.run(words, capture_output=True, check=True, cwd=home, text=True)
-    assert done.stdout.split() == ["here", *_INSTALLED]
+    assert done.stdout.splitlines() == ["here", *_INSTALLED]
 
 
 def test_the_needed_modules_are_the_dependencies() -> None:
