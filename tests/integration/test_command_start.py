@@ -11,20 +11,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.cli import run_client
 from tests.support.client import (
     DEFAULT_TIMEOUT,
     Client,
     Server,
     StdioLink,
     WebSocketLink,
+    b64,
     descendants,
     scaled,
     server_command,
     server_environment,
     start_server,
     survivors,
+    uri,
 )
-from tests.support.sandbox import assert_serves
+from tests.support.sandbox import assert_serves, read_only
 from tests.support.server_internals import eventually
 
 _LOOPBACK = "ws://127.0.0.1:0"
@@ -64,6 +67,23 @@ def test_a_terminal_is_told_more_than_a_program() -> None:
             assert server.wait(scaled(DEFAULT_TIMEOUT)) == 0
         finally:
             server.kill()
+
+
+def test_names_are_utf_8_whatever_the_locale_says(tmp_path: Path) -> None:
+    # An interpreter that takes the C locale at its word; those of Latin-1 need not be installed.
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    (tmp_path / "żółć").write_text("ä")
+    with start_server("ours", env=ascii_only) as server, server.connect() as client:
+        assert client.run(["/bin/echo", "żółć"]).stdout.decode() == "żółć\n"
+        [entry] = client.call("fs/readDirectory", {"path": uri(tmp_path)})["entries"]
+        assert entry["fileName"] == "żółć"
+        file = {"path": uri(tmp_path / "żółć")}
+        assert client.call("fs/readFile", file)["dataBase64"] == b64("ä".encode())
+        confined = client.call("fs/readFile", file | {"sandbox": read_only()})
+        assert confined["dataBase64"] == b64("ä".encode())
+        assert "PYTHONUTF8=0" in client.run(["/usr/bin/env"], env=ascii_only).stdout.decode()
+        shown = run_client("cat", f"{server.url}:{tmp_path}/żółć", env=ascii_only)
+        assert shown.stdout.decode() == "ä"
 
 
 def test_first_connection_is_served_as_soon_as_the_line_is_there() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run the command of sys.argv; does not return."""
+    interpreter.start_again_in_utf8()
     interpreter.drop_script_directory()
     _open_missing_streams()
     if not interpreter.has_commands():
@@ -58,7 +59,7 @@ def run_client(name: str, words: list[str]) -> int:
     command = COMMANDS.get(name)
     if command is None:
         hint = "For more information, try 'exec-server --help'."
-        print_error(f"Error: {unknown_command(name)}\n\n{hint}")
+        print_error(f"Error: {_unknown(name, words)}\n\n{hint}")
         return errors.EXIT_USAGE
     try:
         # Each command is imported only when it runs, so that shell completion starts fast.
@@ -73,6 +74,27 @@ def run_client(name: str, words: list[str]) -> int:
         text, code = _describe(error, command)
         print_error(f"Error: {text}")
         return code
+
+
+def _unknown(name: str, words: list[str]) -> str:
+    """What was probably meant by a word that is no command."""
+    import shlex
+    import shutil
+
+    from exec_server.cli.errors import UsageError
+    from exec_server.cli.targets import load_targets
+
+    try:
+        is_target = name in load_targets()
+    except UsageError:
+        is_target = False
+    if is_target:
+        meant = shlex.join(["exec-server", "exec" if words else "shell", name, *words])
+        return f"`{name}` is a target, not a command; did you mean `{meant}`?"
+    text = unknown_command(name)
+    if "?" in text or shutil.which(name) is None:
+        return text
+    return f"{text}; to run it on a target: exec-server exec TARGET {name} …"
 
 
 def _describe(error: Exception, command: CommandRow) -> tuple[str, int]:

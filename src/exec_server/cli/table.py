@@ -157,7 +157,22 @@ def route(words: list[str]) -> tuple[str, list[str]]:
 
 
 # Words of other programs for the same thing, which resemble none of ours.
-_HABITS = {"ssh": "shell", "run": "exec", "scp": "cp", "copy": "cp", "list": "ls"}
+_HABITS = {
+    "connect": "shell",
+    "console": "shell",
+    "ssh": "shell",
+    "run": "exec",
+    "inspect": "info",
+    "copy": "cp",
+    "scp": "cp",
+    "list": "ls",
+    "top": "ps",
+    "stop": "kill",
+    "terminate": "kill",
+    "forward-port": "port",
+    "port-forward": "port",
+    "tunnel": "port",
+}
 
 
 def unknown_command(name: str) -> str:

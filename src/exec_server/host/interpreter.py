@@ -25,6 +25,8 @@ NEEDED: Final = (
     *("pybase64", "regex", "tomli", "tomli_w", "uvloop", "websockets", "yaml"),
 )
 
+_UTF8_MODE: Final = ("-X", "utf8")
+
 # The owner of files whose user the namespace of the server does not know, such as root.
 _UNMAPPED_USER: Final = 65_534
 _PACKAGE: Final = __name__.partition(".")[0]
@@ -101,7 +103,7 @@ def package_home() -> str:
 
 def helper_words(code: str) -> list[str]:
     """The words of an interpreter that runs this code: isolated, without `site`, with our paths."""
-    words = [sys.executable, "-I", "-S", "-c", _HELPER + code, package_home()]
+    words = [sys.executable, *_mode(), "-I", "-S", "-c", _HELPER + code, package_home()]
     return [*words, *trusted()]
 
 
@@ -114,7 +116,21 @@ def server_words(variables: Mapping[str, str]) -> list[str]:
     value = variables.get("PYTHONPATH", "")
     is_ours = package_home() in map(os.path.abspath, value.split(os.pathsep))
     ignored = ["-E"] if value and not is_ours else []
-    return [sys.executable, "-P", *ignored, "-m", _PACKAGE]
+    return [sys.executable, *_mode(), "-P", *ignored, "-m", _PACKAGE]
+
+
+def start_again_in_utf8() -> None:
+    """Replace this process by one in the UTF-8 mode if the locale has another encoding.
+
+    Names and words are UTF-8 on the wire and, whatever the locale says, on disks. The encoding of
+    an interpreter cannot be changed; a variable for it would be inherited by all commands.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and sys.executable and not _mode():
+        os.execv(sys.executable, [sys.executable, *_UTF8_MODE, *sys.orig_argv[1:]])
+
+
+def _mode() -> tuple[str, ...]:
+    return _UTF8_MODE if "utf8" in sys._xoptions else ()
 
 
 def _is_present(entry: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,25 @@ def test_a_defect_is_not_hidden(
     assert text.startswith("Error: this is a defect of exec-server\nTraceback (most recent")
     assert text.endswith("ZeroDivisionError: \\x1b[2J\n\n")
     assert "\x1b" not in text
+
+
+def test_a_target_or_a_program_is_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "exec-server").mkdir(mode=0o700)
+    targets = tmp_path / "exec-server/targets.toml"
+    targets.write_text("[build]\nurl = 'ws://h:1'\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert main.run_client("build", []) == 2
+    assert "`build` is a target, not a command; did you mean `exec-server shell build`?" in (
+        capfd.readouterr().err
+    )
+    assert main.run_client("build", ["ls", "a b"]) == 2
+    assert "did you mean `exec-server exec build ls 'a b'`?" in capfd.readouterr().err
+    targets.write_text("[")
+    assert main.run_client("env", []) == 2
+    text = "unknown command `env`; to run it on a target: exec-server exec TARGET env …"
+    assert text in capfd.readouterr().err
 
 
 def test_an_unknown_command(capfd: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,7 @@ def test_the_first_word_names_the_command(words: list[str], routed: tuple[str, l
         ("scp", "unknown command `scp`; did you mean `cp`?"),
         ("copy", "unknown command `copy`; did you mean `cp`?"),
         ("run", "unknown command `run`; did you mean `exec`?"),
+        ("port-forward", "unknown command `port-forward`; did you mean `port`?"),
         ("zzzzzz", "unknown command `zzzzzz`"),
         ("", "unknown command ``"),
     ],

@@ -165,9 +165,9 @@ def test_helper_processes_find_this_package_and_nothing_beside_it(
     (home / "exec_server" / "__init__.py").write_text("where = 'here'\n")
     (home / "importlib.py").write_text("raise ImportError\n")
     monkeypatch.setattr(interpreter, "package_home", lambda: str(home))
-    words = interpreter.helper_words("print(exec_server.where, *sys.path)")
+    words = interpreter.helper_words("print(exec_server.where, *sys.path, sep=chr(10))")
     done = subprocess.run(words, capture_output=True, check=True, cwd=home, text=True)
-    assert done.stdout.split() == ["here", *_INSTALLED]
+    assert done.stdout.splitlines() == ["here", *_INSTALLED]
 
 
 def test_the_needed_modules_are_the_dependencies() -> None:
@@ -199,3 +199,18 @@ def test_no_other_module_starts_an_interpreter() -> None:
     }
     # The others are a title and an error text.
     assert found == {"host/interpreter.py", "__main__.py", "sandbox/runtime/launcher.py"}
+
+
+def test_another_encoding_is_left_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, words: started.append(words))
+    interpreter.start_again_in_utf8()
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-P", "-m", "exec_server", "ls"])
+    interpreter.start_again_in_utf8()
+    assert started == [[sys.executable, "-X", "utf8", "-P", "-m", "exec_server", "ls"]]
+    monkeypatch.setattr(sys, "_xoptions", {"utf8": True})
+    interpreter.start_again_in_utf8()
+    assert len(started) == 1
+    assert interpreter.server_words({})[1:3] == ["-X", "utf8"]
+    assert interpreter.helper_words("pass")[1:3] == ["-X", "utf8"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from exec_server.cli.errors import EXIT_FAILURE, CommandError
 from exec_server.cli.exec.command import add_escape_flag
@@ -51,9 +51,23 @@ examples:
 """
 
 
+class NameParser(TargetParser):
+    """The parser of a command on detached commands: says where their names are."""
+
+    def error(self, message: str) -> NoReturn:
+        is_missing = message.startswith("the following arguments are required:")
+        hint = "; `exec-server ps TARGET` lists the names" if is_missing else ""
+        super().error(message + hint)
+
+
 def build_ps_parser() -> CommandParser:
     parser = TargetParser("ps", _PS_DESCRIPTION, _PS_EPILOG)
     parser.add_argument("target", metavar="TARGET", nargs="?")
+    parser.add_argument(
+        *("-a", "--all"),
+        action="store_true",
+        help="no effect: commands that have ended are listed too",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
     return with_access_flags(parser)
 
@@ -119,7 +133,7 @@ examples:
 
 
 def build_logs_parser() -> CommandParser:
-    parser = TargetParser("logs", _LOGS_DESCRIPTION, _LOGS_EPILOG)
+    parser = NameParser("logs", _LOGS_DESCRIPTION, _LOGS_EPILOG)
     parser.add_argument("target", metavar="TARGET")
     parser.add_argument("name", metavar="NAME")
     parser.add_argument(
@@ -236,7 +250,7 @@ examples:
 
 
 def build_attach_parser() -> CommandParser:
-    parser = TargetParser("attach", _ATTACH_DESCRIPTION, _ATTACH_EPILOG)
+    parser = NameParser("attach", _ATTACH_DESCRIPTION, _ATTACH_EPILOG)
     parser.add_argument("target", metavar="TARGET")
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("-n", "--no-stdin", action="store_true", help="send no input")
@@ -264,7 +278,7 @@ examples:
 """
 
 
-class KillParser(TargetParser):
+class KillParser(NameParser):
     """Takes a signal in the short form of kill(1) too."""
 
     def parse_words(self, words: list[str]) -> argparse.Namespace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -14,7 +15,15 @@ from exec_server.cli import connection
 from exec_server.cli.connection import attached
 from exec_server.cli.errors import CommandError
 from exec_server.cli.exec import detached, execution
-from exec_server.cli.exec.detached import END, as_json, as_table
+from exec_server.cli.exec.detached import (
+    END,
+    as_json,
+    as_table,
+    build_attach_parser,
+    build_kill_parser,
+    build_logs_parser,
+)
+from exec_server.cli.parser import CommandParser
 from exec_server.client.results import Chunk
 from exec_server.protocol import process
 
@@ -226,3 +235,15 @@ def test_an_unknown_signal(words: list[str], capsys: pytest.CaptureFixture[str])
         detached.build_kill_parser().parse_words([*words, "box", "a"])
     assert end.value.code == 2
     assert "unknown signal `" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("build", [build_logs_parser, build_attach_parser, build_kill_parser])
+def test_a_missing_name_leads_to_the_list_of_names(
+    build: Callable[[], CommandParser], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        build().parse_words(["build"])
+    assert "`exec-server ps TARGET` lists the names" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        build().parse_words(["build", "name", "--unknown"])
+    assert "lists the names" not in capfd.readouterr().err

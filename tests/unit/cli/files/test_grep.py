@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from exec_server.cli.files import grep
+from exec_server.cli.files import grep, operands
 from exec_server.cli.files.operands import Operand
-from exec_server.client.results import GrepMatch
+from exec_server.client.results import Found, GrepCount, GrepMatch, Stat
 
 pytestmark = pytest.mark.quick
 
@@ -62,3 +64,53 @@ def test_json() -> None:
         "before": ["b"],
         "after": [],
     }
+
+
+class Counts:
+    """The counts of two files, and what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Any] = {}
+
+    async def grep_count(self, pattern: str, path: str, **asked: Any) -> Found[GrepCount]:
+        self.asked = asked
+        found = [] if pattern == "none" else [GrepCount("a", 2), GrepCount("b\x1b", 1)]
+        return Found(found, truncated=bool(found))
+
+    async def stat(self, path: str) -> Stat:
+        return Stat(True, False, False, 0, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["-lw", "x"], 0, "src/a\nsrc/b\\x1b\n"),
+        (["-cvi", "x"], 0, "src/a:2\nsrc/b\\x1b:1\n"),
+        (["-c", "none"], 1, ""),
+    ],
+)
+def test_counts(
+    words: list[str],
+    code: int,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    files = Counts()
+    operand = Operand(cast(Any, SimpleNamespace(files=files)), "src", "box:src")
+
+    def for_each(arguments: Any, search: Any, *, needs_path: bool) -> int:
+        asyncio.run(search(operand))
+        return 0
+
+    monkeypatch.setattr(operands, "for_each_operand", for_each)
+    arguments = grep.build_parser().parse_words([*words, "box:src"])
+    assert grep.run(arguments) == code
+    shown = capfd.readouterr()
+    assert shown.out == text
+    assert ("further matches" in shown.err) == (code == 0)
+    assert files.asked["word"] == ("w" in words[0])
+    assert files.asked["invert"] == ("v" in words[0])
+    grep.run(grep.build_parser().parse_words(["-l", "--json", "x", "box:src"]))
+    first = json.loads(capfd.readouterr().out.splitlines()[0])
+    assert first == {"operand": "box:src", "path": "a", "count": 2}
