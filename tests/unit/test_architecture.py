@@ -44,6 +44,7 @@ SMALL_LINES = 120
 SMALL_MODULES = {
     "adapters.snapshot_archive": "pure: its tests run without the framework",
     "client.transfer.posix_directory": "one of two platforms; `local_directory` picks",
+    "adapters.mcp_resources": "subscriptions of the SDK, which no other part needs",
     "hosting.envelope": "pure, with tests of its own",
     "registry.sigv4": "imports botocore, on demand",
 }
