@@ -193,7 +193,7 @@ ROWS = (
     _on_reference(_REX, 6, NEEDS_DESCENDANTS),
     Row("jupyter", "ipython==9.18.1 ipykernel==7.4.0 nbclient==0.11.0", 9, ("run_jupyter",)),
     Row("jupyter-8", "ipython==8.18.0 ipykernel==6.29.0 nbclient==0.11.0", 9, ("run_jupyter",)),
-    Row("mcp", "mcp==2.3.0", 22, ("run_mcp", "run_mcp_hostile")),
+    Row("mcp", "mcp==2.3.0", 26, ("run_mcp", "run_mcp_hostile")),
     Row("mcp", "mcp==2.3.0", 1, ("run_mcp_codex",)),
     Row("mcp", "mcp==2.3.0", 1, ("run_mcp_claude",)),
     Row("cloud-agents", "openai==3.51.0", 98, ("run_cloud_agents",)),

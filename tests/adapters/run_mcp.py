@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,13 +30,14 @@ COMMAND = (sys.executable, "-m", "exec_server", "mcp")
 READING = {"read_file", "list_directory", "glob", "grep"}
 CHANGING = {"write_file", "edit_file", "apply_patch"}
 COMMANDS = {"exec_command", "write_stdin", "kill_process", "list_processes", "read_output"}
+COMMANDS |= {"wait_command"}
 Scene = Callable[[Client], Awaitable[None]]
 
 
-def play(scene: Scene, *words: str) -> None:
+def play(scene: Scene, *words: str, **options: Any) -> None:
     async def with_client() -> None:
         parameters = StdioServerParameters(command=COMMAND[0], args=[*COMMAND[1:], *words])
-        async with asyncio.timeout(60), Client(parameters) as client:
+        async with asyncio.timeout(60), Client(parameters, **options) as client:
             await scene(client)
 
     asyncio.run(with_client())
@@ -85,7 +87,7 @@ async def check_schemas(client: Client) -> None:
         assert "oneOf" not in text
         assert tool.description
         assert tool.annotations is not None
-        reads = tool.name in READING | {"list_processes", "read_output"}
+        reads = tool.name in READING | {"list_processes", "read_output", "wait_command"}
         assert tool.annotations.read_only_hint == reads
         assert "ctx" not in tool.input_schema["properties"]
 
@@ -98,7 +100,8 @@ async def check_resources(client: Client, folder: Path) -> None:
     assert base64.b64decode(blob.blob) == b"\xff\xfe"
     assert blob.mime_type == "application/octet-stream"
     templates = (await client.list_resource_templates()).resource_templates
-    assert [template.uri_template for template in templates] == ["file:///{+path}"]
+    uris = [template.uri_template for template in templates]
+    assert uris == ["file:///{+path}", "command:///{session_id}"]
     with pytest.raises(MCPError, match="No such file"):
         await client.read_resource((folder / "missing").as_uri())
 
@@ -164,6 +167,108 @@ def test_terminals_and_long_output(server_url: str) -> None:
         assert "no command" in await refusal(client, "kill_process", session_id=999)
 
     play(scene, server_url)
+
+
+async def started(client: Client, fifo: Path, code: int = 0) -> int:
+    """The session of a background command that ends as soon as the FIFO is written."""
+    os.mkfifo(fifo)
+    command = f"cat {fifo}; exit {code}"
+    begun = await call(client, "exec_command", cmd=command, yield_time_ms=1)
+    return int(begun.splitlines()[0].removeprefix("Running, session_id="))
+
+
+def end(fifo: Path) -> None:
+    fifo.write_text("done\n")
+
+
+def test_the_end_of_a_command_is_waited_for(server_url: str, tmp_path: Path) -> None:
+    async def scene(client: Client) -> None:
+        assert await call(client, "wait_command") == "no command runs in the background"
+        first = await started(client, tmp_path / "1")
+        second = await started(client, tmp_path / "2", 3)
+        waiting = await call(client, "wait_command", timeout_ms=1)
+        assert waiting.startswith(f"still running\nsession_id={first}: Running; 0 bytes: 'cat ")
+        async with asyncio.TaskGroup() as tasks:
+            any_end = tasks.create_task(call(client, "wait_command"))
+            its_end = tasks.create_task(call(client, "wait_command", session_id=first))
+            end(tmp_path / "2")
+            ended = await any_end
+            assert ended.startswith(f"session_id={second}\nExited with code 3\n")
+            assert ended.endswith("Output:\ndone\n")
+            end(tmp_path / "1")
+            assert (await its_end).startswith(f"session_id={first}\nExited with code 0\n")
+        assert await call(client, "list_directory", path=str(tmp_path)) == "1\n2\n"
+        again = await call(client, "wait_command", session_id=first)
+        assert again.startswith(f"session_id={first}\nExited with code 0\n")
+        assert "no command with" in await refusal(client, "wait_command", session_id=99)
+
+    play(scene, server_url)
+
+
+def test_the_next_result_mentions_what_has_ended(server_url: str, tmp_path: Path) -> None:
+    async def scene(client: Client) -> None:
+        session = await started(client, tmp_path / "fifo", 1)
+        end(tmp_path / "fifo")
+        texts: list[str] = []
+        while len(texts) < 2:
+            result = await client.call_tool("list_directory", {"path": str(tmp_path)})
+            texts = [part.text for part in result.content]
+        assert texts[0] == "fifo\n"
+        assert texts[1].startswith(
+            f"[meanwhile session_id={session}: Exited with code 1; 5 bytes: "
+        )
+        assert await call(client, "list_directory", path=str(tmp_path)) == "fifo\n"
+
+    play(scene, server_url)
+
+
+def test_clients_are_told_of_the_end_of_a_command(server_url: str, tmp_path: Path) -> None:
+    async def scene(client: Client) -> None:
+        async with client.listen(resources_list_changed=True) as changes:
+            session = await started(client, tmp_path / "fifo")
+            assert type(await anext(changes)).__name__ == "ResourcesListChanged"
+        [listed] = (await client.list_resources()).resources
+        assert str(listed.uri) == f"command:///{session}"
+        assert listed.title == f"cat {tmp_path}/fifo; exit 0"
+        async with client.listen(resource_subscriptions=[str(listed.uri)]) as changes:
+            end(tmp_path / "fifo")
+            assert str((await anext(changes)).uri) == str(listed.uri)
+        text = (await client.read_resource(str(listed.uri))).contents[0].text
+        assert text.startswith(f"session_id={session}: Exited with code 0; 5 bytes: ")
+        assert text.endswith("\ndone\n")
+        for unknown in ("99", "x"):
+            with pytest.raises(MCPError, match="no command with"):
+                await client.read_resource(f"command:///{unknown}")
+
+    play(scene, server_url)
+
+
+def test_older_clients_subscribe_to_a_command(server_url: str, tmp_path: Path) -> None:
+    told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    async def on_message(message: Any) -> None:
+        uri = getattr(message.params, "uri", "")
+        await told.put((message.method, str(uri)))
+
+    async def scene(client: Client) -> None:
+        session = await started(client, tmp_path / "fifo")
+        other = await started(client, tmp_path / "other")
+        for _ in range(2):
+            assert await told.get() == ("notifications/resources/list_changed", "")
+        uri = f"command:///{session}"
+        await client.subscribe_resource(f"command:///{other}")
+        await client.unsubscribe_resource(f"command:///{other}")
+        await client.subscribe_resource(uri)
+        with pytest.raises(MCPError, match="is no command that runs in the background"):
+            await client.subscribe_resource("file:///etc/passwd")
+        end(tmp_path / "other")
+        await call(client, "wait_command", session_id=other)
+        end(tmp_path / "fifo")
+        assert await told.get() == ("notifications/resources/updated", uri)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the newer protocol has no such requests
+        play(scene, server_url, mode="legacy", message_handler=on_message)
 
 
 async def check_limits(client: Client, command: str) -> None:
@@ -316,7 +421,7 @@ def test_a_server_that_is_restarted_is_found_again(tmp_path: Path) -> None:
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(call(client, "read_file", path="file"))
             with sync.serve(url, cwd=tmp_path):
-                assert await reading == "text"
+                assert (await reading).startswith("text[meanwhile session_id=1: Lost: ")
                 assert (await client.read_resource(uri)).contents[0].text == "text"
                 done = await call(client, "exec_command", cmd="echo on")
                 assert done.startswith("Exited with code 0")

@@ -65,8 +65,12 @@ class RawClient:
 
     def answers(self, count: int) -> dict[Any, Any]:
         assert self.process.stdout is not None
-        found = [json.loads(self.process.stdout.readline()) for _ in range(count)]
-        return {answer["id"]: answer for answer in found}
+        found: dict[Any, Any] = {}
+        while len(found) < count:
+            message = json.loads(self.process.stdout.readline())
+            if "method" not in message:  # a notification, that a command is in the background
+                found[message["id"]] = message
+        return found
 
     def texts(self, count: int) -> dict[Any, str]:
         answers = self.answers(count).items()

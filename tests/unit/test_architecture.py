@@ -44,6 +44,7 @@ MAX_LINES = 900
 SMALL_LINES = 120
 SMALL_MODULES = {
     "adapters.snapshot_archive": "pure: its tests run without the framework",
+    "adapters.mcp_resources": "subscriptions of the SDK, which no other part needs",
     "client.engine.attempts": "pure but for its timers, with tests of its own",
     "client.engine.server_requests": "one end of a session, with tests of its own",
     "hosting.envelope": "pure, with tests of its own",

@@ -21,6 +21,7 @@ from exec_server.adapters.mcp_commands import (
     join_found,
     select_lines,
 )
+from exec_server.adapters.mcp_resources import CommandResources
 from exec_server.adapters.target import framework_missing
 from exec_server.client.arguments import AnySandbox, PathResolver, sandbox_object
 from exec_server.client.environment import Environment
@@ -38,6 +39,7 @@ except ImportError as error:
 
 P = ParamSpec("P")
 Reconnect = Callable[[], Awaitable[None]]
+Notes = Callable[[], str]
 
 # Text of a file that is read as a whole to find its lines; a larger one is refused.
 FILE_BYTES: Final = 16 * 1_048_576
@@ -195,10 +197,13 @@ class FileTools:
 class CommandTools:
     """The tools that run commands."""
 
-    def __init__(self, sessions: CommandSessions, files: FileTools, shell: str) -> None:
+    def __init__(
+        self, sessions: CommandSessions, files: FileTools, shell: str, resources: CommandResources
+    ) -> None:
         self._sessions = sessions
         self._files = files
         self._shell = shell
+        self._resources = resources
 
     async def exec_command(
         self,
@@ -211,15 +216,39 @@ class CommandTools:
         yield_time_ms: Wait = 10_000,
         max_output_tokens: Tokens = 10_000,
     ) -> str:
-        """Run a command. If it has not ended in time, it goes on: see write_stdin."""
+        """Run a command. If it has not ended in time, it goes on in the background.
+
+        Then wait_command waits for its end; do other things until then, if there are any: the
+        next result of any tool says if it has ended meanwhile.
+        """
         _encoded(cmd)
-        return await self._sessions.run(
+        known = set(self._sessions.background())
+        result = await self._sessions.run(
             [shell or self._shell, "-lc" if login else "-c", cmd],
             workdir=self._files.path(workdir),
             tty=tty,
             wait_ms=yield_time_ms,
             tokens=max_output_tokens,
             report=_report(ctx),
+        )
+        if set(self._sessions.background()) - known:
+            await self._resources.announce(ctx)
+        return result
+
+    async def wait_command(
+        self,
+        ctx: Context,
+        session_id: Annotated[
+            int, Field(description="the number that exec_command has returned; 0: whichever ends")
+        ] = 0,
+        timeout_ms: Annotated[
+            int, Field(description="milliseconds to wait at most, up to 600000")
+        ] = 50_000,
+        max_output_tokens: Tokens = 10_000,
+    ) -> str:
+        """Wait until a command in the background ends: at once, without polling."""
+        return await self._sessions.wait_for_end(
+            session_id, wait_ms=timeout_ms, tokens=max_output_tokens, report=_report(ctx)
         )
 
     async def write_stdin(
@@ -272,11 +301,21 @@ _COMMANDS: Final = {
     "write_stdin": "Type into a command",
     "kill_process": "End a command",
 }
-_LOOKING: Final = {"list_processes": "List commands", "read_output": "Read output"}
+_LOOKING: Final = {
+    "list_processes": "List commands",
+    "read_output": "Read output",
+    "wait_command": "Wait for a command",
+}
 
 
 class _Server(MCPServer):
     """A server whose resources have the type of their content: the SDK has one for a template."""
+
+    commands: CommandResources | None = None
+
+    async def list_resources(self) -> list[Any]:
+        files: list[Any] = await super().list_resources()
+        return files if self.commands is None else files + self.commands.list()
 
     async def read_resource(self, uri: Any, context: Any = None) -> Any:
         contents = await super().read_resource(uri, context)
@@ -299,23 +338,28 @@ def build_server(
     mode = " Nothing can be changed." if is_read_only else ""
     if sandbox is not None:
         mode += " A sandbox confines commands and files."
+    resources = CommandResources(sessions)
     server = _Server(
         "exec-server",
         title="exec-server",
         instructions=_INSTRUCTIONS.format(os=environment.info.platform_os, cwd=cwd, mode=mode),
         version=__version__,
         log_level="WARNING",
+        subscriptions=resources.bus,
     )
     files = FileTools(environment, cwd, sandbox)
     reconnect = environment.reconnect
     _add_resources(server, files, reconnect)
-    _add(server, files, _READING, reconnect, readOnlyHint=True, openWorldHint=False)
+    add = functools.partial(_add, server, sessions.notes)
+    add(files, _READING, reconnect, readOnlyHint=True, openWorldHint=False)
     if not is_read_only:
-        commands = CommandTools(sessions, files, environment.info.shell.path)
-        _add(server, commands, _COMMANDS, reconnect, readOnlyHint=False, destructiveHint=True)
-        _add(server, commands, _LOOKING, None, readOnlyHint=True, openWorldHint=False)
+        server.commands = resources
+        resources.add_to(server)
+        commands = CommandTools(sessions, files, environment.info.shell.path, resources)
+        add(commands, _COMMANDS, reconnect, readOnlyHint=False, destructiveHint=True)
+        add(commands, _LOOKING, None, readOnlyHint=True, openWorldHint=False)
         hints = {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": False}
-        _add(server, files, _CHANGING, reconnect, **hints)
+        add(files, _CHANGING, reconnect, **hints)
     return server
 
 
@@ -333,6 +377,7 @@ def confined(
 
 def _add(
     server: MCPServer,
+    notes: Notes,
     tools: object,
     titles: dict[str, str],
     reconnect: Reconnect | None,
@@ -341,7 +386,7 @@ def _add(
     for name, title in titles.items():
         annotations = ToolAnnotations(title=title, **hints)
         tool = server.tool(name=name, title=title, annotations=annotations, structured_output=False)
-        tool(_translated(getattr(tools, name), reconnect))
+        tool(_translated(getattr(tools, name), reconnect, notes))
 
 
 def _add_resources(server: MCPServer, files: FileTools, reconnect: Reconnect) -> None:
@@ -361,16 +406,21 @@ def _add_resources(server: MCPServer, files: FileTools, reconnect: Reconnect) ->
 
 
 def _translated(
-    tool: Callable[P, Awaitable[str]], reconnect: Reconnect | None
-) -> Callable[P, Awaitable[str]]:
-    """The tool with errors that the model may read, and a new session if the old one is lost."""
+    tool: Callable[P, Awaitable[str]], reconnect: Reconnect | None, notes: Notes
+) -> Callable[P, Awaitable[str | list[str]]]:
+    """The tool with errors that the model may read, and a new session if the old one is lost.
+
+    Commands that have ended meanwhile are a text of their own beside the result.
+    """
 
     @functools.wraps(tool)
-    async def wrapper(*args: P.args, **kwargs: P.kwargs) -> str:
+    async def wrapper(*args: P.args, **kwargs: P.kwargs) -> str | list[str]:
         try:
             if reconnect is not None:
                 await reconnect()
-            return await tool(*args, **kwargs)
+            result = await tool(*args, **kwargs)
+            ended = notes()
+            return [result, ended] if ended else result
         except ExecServerError as error:
             raise ToolError(str(error)) from None
 

@@ -44,6 +44,9 @@ MAX_RUNNING: Final = 32
 MAX_ENDED: Final = 16
 # A call waits at most this long: clients give up after a minute or two.
 MAX_WAIT_SECONDS: Final = 60.0
+# The same for the end of a command: a long build. Clients that are told of the progress may wait
+# longer than they do for a silent tool.
+MAX_END_SECONDS: Final = 600.0
 # For text that a command does not read: 1 MiB is queued for it before.
 WRITE_SECONDS: Final = 10.0
 # Output that follows the exit of a command, if children still hold its pipe.
@@ -52,6 +55,7 @@ QUIET_SECONDS: Final = 0.2
 PROGRESS_SECONDS: Final = 1.0
 
 Report = Callable[[float, int], Awaitable[None]]
+OnEnd = Callable[[int], Awaitable[None]]
 
 
 # Texts for a model: output with its middle left out, and the lines of a file; no I/O.
@@ -95,6 +99,10 @@ class CommandOutput:
         self._seen = self.size
         self._head.clear()
         return shown
+
+    def tail(self) -> str:
+        """The last part of the output, as much as an answer may have."""
+        return _text(self._kept[-MAX_TOKENS * BYTES_PER_TOKEN :])
 
     def read(self, offset: int, tokens: int) -> str:
         """The output from an offset on, as far as it is kept."""
@@ -221,6 +229,9 @@ class CommandSessions:
         self._last_id = 0
         self._starting = 0
         self._tasks = asyncio.TaskGroup()
+        self._ends = asyncio.Condition()  # a command has ended
+        self.on_end: OnEnd | None = None
+        """Called with the number of a background command that has ended."""
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -271,7 +282,50 @@ class CommandSessions:
         session = _Session(self._last_id, process, argv[-1], tty=tty)
         self._sessions[session.id] = session
         self._tasks.create_task(session.pump())
+        self._tasks.create_task(self._watch(session))
         return session
+
+    async def _watch(self, session: _Session) -> None:
+        """Tell who waits for it that a command has ended."""
+        await session.run_to_end()
+        async with self._ends:
+            self._ends.notify_all()
+        if session.is_background and self.on_end is not None:
+            await self.on_end(session.id)
+
+    async def wait_for_end(
+        self, session_id: int, *, wait_ms: int, tokens: int, report: Report
+    ) -> str:
+        """Wait until a command ends, or without a number the first of the background ones.
+
+        One that has ended before counts too, unless the model was told.
+        """
+        if session_id:
+            waited = [self._get(session_id)]
+        else:
+            background = (each for each in self._sessions.values() if each.is_background)
+            waited = [each for each in background if not each.is_told]
+        if not waited:
+            return "no command runs in the background"
+        await self._wait_for_any(
+            waited, min(max(wait_ms, 0), 1000 * MAX_END_SECONDS) / 1000, report
+        )
+        ended = next((each for each in waited if each.has_ended), None)
+        if ended is None:
+            return "\n".join(["still running", *(each.line() for each in waited)])
+        await ended.wait(0, None)  # for the rest of its output
+        return f"session_id={ended.id}\n{ended.reply(tokens)}"
+
+    async def _wait_for_any(self, waited: list[_Session], seconds: float, report: Report) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not any(each.has_ended for each in waited) and loop.time() < deadline:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(deadline, loop.time() + PROGRESS_SECONDS)):
+                    async with self._ends:
+                        await self._ends.wait()
+            first = waited[0]
+            await report(first.seconds, first.output.size)
 
     async def write(
         self, session_id: int, text: str, *, wait_ms: int, tokens: int, report: Report
@@ -297,9 +351,24 @@ class CommandSessions:
         """Output of a command that was left out."""
         return self._get(session_id).output.read(offset, tokens)
 
+    def describe(self, session_id: int) -> str:
+        """The state of a command and the end of its output."""
+        session = self._get(session_id)
+        return f"{session.line()}\n{session.output.tail()}"
+
+    def background(self) -> list[tuple[int, str]]:
+        """The numbers and texts of the commands that have outlived a call."""
+        return [(each.id, each.command) for each in self._sessions.values() if each.is_background]
+
+    def notes(self) -> str:
+        """A line for each background command that has ended, and of which nobody was told."""
+        ended = [each for each in self._sessions.values() if each.has_ended and not each.is_told]
+        lines = [each.told_line() for each in ended if each.is_background]
+        return "\n".join(f"[meanwhile {line}]" for line in lines)
+
     def list(self) -> str:
         """One line for each command."""
-        lines = [session.line() for session in self._sessions.values()]
+        lines = [session.told_line() for session in self._sessions.values()]
         return "\n".join(lines) or "no command was started"
 
     def _get(self, session_id: int) -> _Session:
@@ -326,7 +395,9 @@ class _Session:
         self.process = process
         self.tty = tty
         self.output = CommandOutput(session_id)
-        self._command = command
+        self.command = command if len(command) <= 200 else f"{command[:200]}…"
+        self.is_background = False  # it has outlived the call that started it
+        self.is_told = False  # the model has read that it has ended
         self._started = time.monotonic()
         self._read_all = asyncio.Event()
         self._failure = ""
@@ -334,6 +405,24 @@ class _Session:
     @property
     def is_over(self) -> bool:
         return self._read_all.is_set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has exited or is lost; children may still hold its output."""
+        return self.process.exit_code is not None or bool(self._failure)
+
+    @property
+    def seconds(self) -> float:
+        """The time since its start."""
+        return time.monotonic() - self._started
+
+    async def run_to_end(self) -> None:
+        """Wait for the exit, and a moment for the rest of the output."""
+        with contextlib.suppress(ExecServerError):  # `pump` has it too
+            await self.process.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_SECONDS):
+                await self._read_all.wait()
 
     async def pump(self) -> None:
         """Read all output."""
@@ -374,23 +463,31 @@ class _Session:
             if loop.time() >= deadline:
                 return
             if report is not None:
-                await report(time.monotonic() - self._started, self.output.size)
+                await report(self.seconds, self.output.size)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(QUIET_SECONDS):
                 await self._read_all.wait()
 
     def reply(self, tokens: int) -> str:
         """What the model reads: the state, and the output that it has not seen."""
-        seconds = time.monotonic() - self._started
+        self._tell()
         return (
-            f"{self._state()}\nWall time: {seconds:.1f} seconds\nOutput:\n"
+            f"{self._state()}\nWall time: {self.seconds:.1f} seconds\nOutput:\n"
             f"{self.output.take(tokens)}"
         )
 
     def line(self) -> str:
-        command = self._command if len(self._command) <= 200 else f"{self._command[:200]}…"
         state = self._state().replace(f", session_id={self.id}", "")
-        return f"session_id={self.id}: {state}; {self.output.size} bytes: {command!r}"
+        return f"session_id={self.id}: {state}; {self.output.size} bytes: {self.command!r}"
+
+    def told_line(self) -> str:
+        """The line for the model, which then knows the state."""
+        self._tell()
+        return self.line()
+
+    def _tell(self) -> None:
+        self.is_told = self.has_ended
+        self.is_background = self.is_background or not self.has_ended
 
     def _state(self) -> str:
         process = self.process
