@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from exec_server.client.file_watch import FileWatch
     from exec_server.client.files import Files
     from exec_server.client.local_server import RunningServer, serve
+    from exec_server.client.output import PatternMatch
     from exec_server.client.port_forwarding import PortForward, ReversePort
     from exec_server.client.process import DetachedProcess, Process
     from exec_server.client.results import (
@@ -128,6 +129,7 @@ __all__ = [
     "NotEmpty",
     "NotFound",
     "OutputLimit",
+    "PatternMatch",
     "PatternNotFound",
     "PermissionDenied",
     "PortError",
@@ -175,6 +177,7 @@ _MODULES = {
     "client.files": ("Files",),
     "client.local_server": ("RunningServer", "serve"),
     "client.commands": ("OutputLimit",),
+    "client.output": ("PatternMatch",),
     "client.port_forwarding": ("PortForward", "ReversePort"),
     "client.process": ("DetachedProcess", "Process"),
     "client.results": (

@@ -19,7 +19,7 @@ from exec_server.client.engine.flow_control import FlowRequests, OutputQueue, Re
 from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, RemoteProcesses
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.handle import Handle
-from exec_server.client.output import Lines, Pattern, read_until, wait_for_output
+from exec_server.client.output import Lines, Pattern, PatternMatch, expect, wait_for_output
 from exec_server.client.results import Chunk
 from exec_server.errors import (
     ExecServerError,
@@ -352,7 +352,22 @@ class Process(Handle):
         `timeout` seconds, and PatternNotFound if the output ends, or 16 MiB of it have no match;
         all output then stays unread.
         """
-        return await read_until(OutputIterator(self), pattern, timeout)
+        match = await self.expect([pattern], timeout)
+        return match.before + match.matched
+
+    async def expect(
+        self,
+        patterns: Sequence[Pattern],
+        timeout: float | None = None,  # noqa: ASYNC109 - nothing is lost by it
+    ) -> PatternMatch:
+        """Read the output of both streams up to and including the first match of any pattern.
+
+        Of matches that begin at the same place, that of the first pattern wins. Exceptions are
+        those of `read_until`: the end of the output is a PatternNotFound.
+        """
+        if isinstance(patterns, bytes | str | re.Pattern):
+            raise TypeError("expect() takes a list of patterns: expect([b'$ ', b'password: '])")
+        return await expect(OutputIterator(self), patterns, timeout)
 
     async def wait_for_output(
         self,

@@ -66,6 +66,7 @@ class Process(BlockingHandle[process.Process]):
     read_some = blocking(process.Process.read_some)
     collect = blocking(process.Process.collect)
     read_until = blocking(process.Process.read_until)
+    expect = blocking(process.Process.expect)
     wait_for_output = blocking(process.Process.wait_for_output)
     write = blocking(process.Process.write)
     close_stdin = blocking(process.Process.close_stdin)
