@@ -59,9 +59,11 @@ if TYPE_CHECKING:
         Response,
         Result,
         RunProgress,
+        ShellResult,
         Stat,
         Transfer,
     )
+    from exec_server.client.shell_session import ShellSession
     from exec_server.errors import (
         CertificateRejected,
         ConnectFailed,
@@ -151,6 +153,8 @@ __all__ = [
     "SandboxDenied",
     "SessionAttached",
     "SessionLost",
+    "ShellResult",
+    "ShellSession",
     "StartupError",
     "Stat",
     "StdinClosed",
@@ -183,8 +187,9 @@ _MODULES = {
     "client.results": (
         *("ChangedFile", "Chunk", "DiskUsage", "Entry", "FileChange", "FileContent", "Found"),
         *("GrepMatch", "Line", "NotCopied", "Progress", "Response", "Result", "RunProgress"),
-        *("Stat", "Transfer"),
+        *("ShellResult", "Stat", "Transfer"),
     ),
+    "client.shell_session": ("ShellSession",),
 }
 
 

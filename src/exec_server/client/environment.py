@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 import msgspec
@@ -26,7 +27,13 @@ from exec_server.client.engine.recovery import RemoteProcesses
 from exec_server.client.engine.server_features import ServerFeatures, StartParamsBuilder
 from exec_server.client.engine.session import CLIENT_NAME, ClientSession, Dialer
 from exec_server.client.handle import ContextTask, Handle
-from exec_server.client.process import DetachedProcess, Process, check_support, detached_params
+from exec_server.client.process import (
+    OUTPUT_BYTES,
+    DetachedProcess,
+    Process,
+    check_support,
+    detached_params,
+)
 from exec_server.client.results import Response, Result, RunProgress
 from exec_server.errors import ConnectFailed, InvalidParams, NotFound, Unsupported
 from exec_server.protocol.decoding import Call
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
     from exec_server.client.http import Headers, HttpStream
     from exec_server.client.polyfills import Polyfills
     from exec_server.client.port_forwarding import PortForward, PortStreams, ReversePort
+    from exec_server.client.shell_session import ShellSession
 
 
 # The server refuses longer reasons, and control characters in them.
@@ -76,9 +84,6 @@ C = TypeVar("C", bound=Process)
 # server is unreachable, and then they remain.
 CLEAN_UP_SECONDS: Final = 2.0
 
-# Output that is kept by default: more than a caller can use, less than would exhaust the memory of
-# this machine. The rest is counted in `lost_bytes`.
-OUTPUT_BYTES: Final = 256 * 1_048_576
 # Enough to hide the latency of a connection, without starting more than a small machine bears.
 CONCURRENCY: Final = 8
 
@@ -577,6 +582,38 @@ class Environment(Handle):
             name=name,
             label=_label(words, cwd),
         )
+
+    def shell_session(
+        self,
+        *,
+        program: AnyPath = "/bin/sh",
+        cwd: AnyPath | None = None,
+        env: Mapping[str, AnyPath] | None = None,
+        clean_env: bool = False,
+        merge_stderr: bool = False,
+        user: str | int | None = None,
+        sandbox: AnySandbox | None = None,
+        network_proxy: AnyNetworkProxy | None = None,
+    ) -> ShellSession:
+        """A shell that keeps its state between commands; see ShellSession.
+
+        `await` or `async with` starts it. `program` is a POSIX shell, such as bash or dash; the
+        other arguments are those of `run`, for all commands.
+        """
+        from exec_server.client.shell_session import ShellSession, shell_words
+
+        start = partial(
+            self.start,
+            cwd=cwd,
+            env=env,
+            clean_env=clean_env,
+            stdin=True,
+            merge_stderr=merge_stderr,
+            user=user,
+            sandbox=sandbox,
+            network_proxy=network_proxy,
+        )
+        return ShellSession(start, shell_words(program), is_merged=merge_stderr)
 
     def attach(self, name: str, *, after: int = 0) -> DetachedProcess:
         """A detached process of the server, to which `await` or `async with` attaches.

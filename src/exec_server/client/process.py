@@ -71,6 +71,9 @@ _NO_EOF: Final = (
 GRACE_SECONDS: Final = 5.0
 # Output of one `collect`: as much as is queued for a slow reader. The rest stays unread.
 COLLECTED_BYTES: Final = 16 * 1_048_576
+# Output that is kept by default: more than a caller can use, less than would exhaust the memory of
+# this machine. The rest is counted in `lost_bytes`.
+OUTPUT_BYTES: Final = 256 * 1_048_576
 # The exit code of a killed process, as servers report it.
 KILLED: Final = 128 + 9
 # After the exit, children of the command may keep its output open for as long as they like. The

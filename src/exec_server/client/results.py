@@ -113,6 +113,20 @@ class Result(msgspec.Struct, frozen=True):
         )
 
 
+class ShellResult(Result, frozen=True):
+    """A command of a ShellSession that has ended; `argv` is its text.
+
+    `shell_ended` if the shell has ended too, by an `exit` or because the command could not be
+    interrupted: the next command gets a new one, without variables, functions and directory.
+    """
+
+    shell_ended: bool = False
+
+    def __repr__(self) -> str:
+        ended = ", shell_ended=True" if self.shell_ended else ""
+        return f"Shell{super().__repr__()[:-1]}{ended})"
+
+
 # Characters of one member in the representation of a result.
 _REPR_CHARACTERS: Final = 120
 

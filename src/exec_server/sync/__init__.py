@@ -17,6 +17,7 @@ from exec_server.sync.environment import (
     Process,
     ReversePort,
     RunningServer,
+    ShellSession,
     connect,
     serve,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "Process",
     "ReversePort",
     "RunningServer",
+    "ShellSession",
     "connect",
     "serve",
 ]

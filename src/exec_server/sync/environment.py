@@ -9,7 +9,14 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast
 
 from exec_server.client import connect as client_connect
-from exec_server.client import environment, http, local_server, port_forwarding, process
+from exec_server.client import (
+    environment,
+    http,
+    local_server,
+    port_forwarding,
+    process,
+    shell_session,
+)
 from exec_server.client.arguments import AnyPath
 from exec_server.client.commands import RunOptions
 from exec_server.client.connect import ConnectOptions
@@ -76,6 +83,12 @@ class Process(BlockingHandle[process.Process]):
     terminate = blocking(process.Process.terminate)
     kill = blocking(process.Process.kill)
     wait = blocking(process.Process.wait)
+
+
+class ShellSession(BlockingHandle[shell_session.ShellSession]):
+    """A shell with its state; `close`, or leaving its `with`, kills it."""
+
+    run = blocking(shell_session.ShellSession.run)
 
 
 class HttpStream(BlockingHandle[http.HttpStream]):
@@ -177,6 +190,7 @@ class Environment(Blocking[environment.Environment]):
 
     start = wrapped(environment.Environment.start, Process)
     attach = wrapped(environment.Environment.attach, Process)
+    shell_session = wrapped(environment.Environment.shell_session, ShellSession)
     http_stream = wrapped(environment.Environment.http_stream, HttpStream)
     forward_port = wrapped(environment.Environment.forward_port, PortForward)
     reverse_port = wrapped(environment.Environment.reverse_port, ReversePort)
