@@ -10,7 +10,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # not that of typing, whose import takes long
 if TYPE_CHECKING:
-    from exec_server.client.commands import OutputLimit
+    from exec_server.client.commands import Command, OutputLimit, ResultStream
     from exec_server.client.connect import connect
     from exec_server.client.environment import Environment, NetworkRequest
     from exec_server.client.exceptions import (
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     )
     from exec_server.client.shell_session import ShellSession
     from exec_server.errors import (
+        Cancelled,
         CertificateRejected,
         ConnectFailed,
         ConnectionLost,
@@ -92,9 +93,11 @@ __version__ = "0.3.0.dev0"
 __all__ = [
     "AlreadyExists",
     "Busy",
+    "Cancelled",
     "CertificateRejected",
     "ChangedFile",
     "Chunk",
+    "Command",
     "CommandDenied",
     "CommandFailed",
     "ConnectFailed",
@@ -146,6 +149,7 @@ __all__ = [
     "RegistryUnreachable",
     "Response",
     "Result",
+    "ResultStream",
     "ReversePort",
     "RpcError",
     "RunProgress",
@@ -180,7 +184,7 @@ _MODULES = {
     "client.file_watch": ("FileWatch",),
     "client.files": ("Files",),
     "client.local_server": ("RunningServer", "serve"),
-    "client.commands": ("OutputLimit",),
+    "client.commands": ("Command", "OutputLimit", "ResultStream"),
     "client.output": ("PatternMatch",),
     "client.port_forwarding": ("PortForward", "ReversePort"),
     "client.process": ("DetachedProcess", "Process"),

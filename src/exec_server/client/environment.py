@@ -42,7 +42,14 @@ from exec_server.protocol.process import LIST, LIST_DETACHED, Listed, ListedDeta
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
 if TYPE_CHECKING:
-    from exec_server.client.commands import OnOutput, OutputLimit, RunOptions, Target
+    from exec_server.client.commands import (
+        Command,
+        OnOutput,
+        OutputLimit,
+        ResultStream,
+        RunOptions,
+        Target,
+    )
     from exec_server.client.files import Files
     from exec_server.client.http import Headers, HttpStream
     from exec_server.client.polyfills import Polyfills
@@ -504,7 +511,7 @@ class Environment(Handle):
 
     async def run_many(
         self,
-        commands: Iterable[Iterable[AnyPath]],
+        commands: Iterable[Command | Iterable[AnyPath]],
         *,
         concurrency: int = CONCURRENCY,
         progress: Callable[[RunProgress], None] | None = None,
@@ -512,16 +519,52 @@ class Environment(Handle):
     ) -> list[Result]:
         """Run commands, at most `concurrency` at a time; the results are in their order.
 
-        `progress` is called after each command; the options are those of `run`. If a command
-        raises an exception, or the call is cancelled, the running ones are killed and no further
-        one is started.
+        A Command has options of its own before those of the call, which are those of `run`.
+        `progress` is called after each command. If a command raises an exception, or the call is
+        cancelled, the running ones are killed and no further one is started.
         """
-        from exec_server.client.commands import run_many
+        results: dict[int, Result] = {}
+        async with self._results(list(commands), concurrency, options, stops=True) as ended:
+            async for each in ended:
+                results[each.index] = each.result
+                if progress is not None:
+                    progress(each)
+        return [results[index] for index in range(len(results))]
 
-        async def run(argv: Iterable[AnyPath]) -> Result:
-            return await self.run(argv, **options)
+    def run_each(
+        self,
+        commands: Iterable[Command | Iterable[AnyPath]],
+        *,
+        concurrency: int = CONCURRENCY,
+        **options: Unpack[RunOptions],
+    ) -> ResultStream:
+        """Run commands as `run_many` does, and give each result as soon as it is there.
 
-        return await run_many(run, list(commands), concurrency=concurrency, progress=progress)
+        For `async with` and `async for`, which gives a RunProgress. A command that raises an
+        exception does not stop the others; the `result` of its RunProgress raises it. Leaving the
+        block, or `aclose` in any task, kills the running commands.
+        """
+        return self._results(list(commands), concurrency, options, stops=False)
+
+    def _results(
+        self,
+        commands: list[Command | Iterable[AnyPath]],
+        concurrency: int,
+        options: RunOptions,
+        *,
+        stops: bool,
+    ) -> ResultStream:
+        from exec_server.client.commands import Command, ResultStream
+
+        async def run(number: int) -> Result:
+            command = commands[number]
+            if isinstance(command, Command):
+                own: RunOptions = {**options, **command.options}
+                return await self.run(command.argv, **own)
+            return await self.run(command, **options)
+
+        spawn = self._connected.spawn
+        return ResultStream(run, spawn, len(commands), concurrency=concurrency, stops=stops)
 
     def start(
         self,

@@ -158,12 +158,27 @@ def _ends(data: bytes, limit: int) -> tuple[bytes, bytes]:
 
 
 class RunProgress(msgspec.Struct, frozen=True):
-    """One of several commands has ended: the `done`th of `total`, and its place in the list."""
+    """One of several commands has ended: the `done`th of `total`; `index` is its place in the list.
+
+    `outcome` is its result, or the exception that it has raised.
+    """
 
     done: int
     total: int
     index: int
-    result: Result
+    outcome: Result | Exception
+
+    @property
+    def result(self) -> Result:
+        """The result; raises the exception of a command that has none."""
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    @property
+    def error(self) -> Exception | None:
+        """The exception, such as Timeout or ProgramNotFound."""
+        return self.outcome if isinstance(self.outcome, Exception) else None
 
 
 class Stat(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ import functools
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast
 
-from exec_server.client import connect as client_connect
 from exec_server.client import (
+    commands,
     environment,
     http,
     local_server,
@@ -17,10 +17,11 @@ from exec_server.client import (
     process,
     shell_session,
 )
+from exec_server.client import connect as client_connect
 from exec_server.client.arguments import AnyPath
 from exec_server.client.commands import RunOptions
 from exec_server.client.connect import ConnectOptions
-from exec_server.client.results import Chunk, Line, Result
+from exec_server.client.results import Chunk, Line, Result, RunProgress
 from exec_server.errors import SessionLost
 from exec_server.protocol.process import ProcessId
 from exec_server.protocol.sandbox import Denial
@@ -91,6 +92,19 @@ class ShellSession(BlockingHandle[shell_session.ShellSession]):
     run = blocking(shell_session.ShellSession.run)
 
 
+class ResultStream(BlockingHandle[commands.ResultStream]):
+    """The results of several commands as they come.
+
+    Leaving the loop or the block, or `close` in any thread, kills the commands that run.
+    """
+
+    def __iter__(self) -> Iterator[RunProgress]:
+        try:
+            yield from iterate(self._thread, self._inner)
+        finally:
+            self.close()  # the loop was left, or its call cancelled
+
+
 class HttpStream(BlockingHandle[http.HttpStream]):
     """A response with a streamed body, for `with` or `close`; iterating gives its pieces."""
 
@@ -151,6 +165,14 @@ class Environment(Blocking[environment.Environment]):
         """Kill all processes and close the connection; running calls raise SessionLost."""
         self._thread.close()
 
+    def cancel_calls(self) -> None:
+        """Cancel the running calls of all threads: each raises Cancelled.
+
+        Commands that they have started are killed; processes of `start` go on, and so does the
+        environment. For any thread, such as that of a button or of a watchdog; does not wait.
+        """
+        self._thread.cancel_calls()
+
     @property
     def files(self) -> Files:
         if self._files is None:
@@ -188,6 +210,7 @@ class Environment(Blocking[environment.Environment]):
     detached_processes = blocking(environment.Environment.detached_processes)
     http = blocking(environment.Environment.http)
 
+    run_each = wrapped(environment.Environment.run_each, ResultStream)
     start = wrapped(environment.Environment.start, Process)
     attach = wrapped(environment.Environment.attach, Process)
     shell_session = wrapped(environment.Environment.shell_session, ShellSession)
