@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         Response,
         Result,
         RunProgress,
+        Screen,
         ShellResult,
         Stat,
         Transfer,
@@ -155,6 +156,7 @@ __all__ = [
     "RunProgress",
     "RunningServer",
     "SandboxDenied",
+    "Screen",
     "SessionAttached",
     "SessionLost",
     "ShellResult",
@@ -191,7 +193,7 @@ _MODULES = {
     "client.results": (
         *("ChangedFile", "Chunk", "DiskUsage", "Entry", "FileChange", "FileContent", "Found"),
         *("GrepMatch", "Line", "NotCopied", "Progress", "Response", "Result", "RunProgress"),
-        *("ShellResult", "Stat", "Transfer"),
+        *("Screen", "ShellResult", "Stat", "Transfer"),
     ),
     "client.shell_session": ("ShellSession",),
 }

@@ -612,7 +612,7 @@ class Environment(Handle):
         if not detach:
             if name is not None or max_lifetime is not None or idle_timeout is not None:
                 raise TypeError("name, max_lifetime and idle_timeout need detach=True")
-            return self._command(Process, words, cwd, params)
+            return self._command(Process, words, cwd, params, size)
         check_support(self._connected)
         params, name = detached_params(
             params, words[0], name=name, max_lifetime=max_lifetime, idle_timeout=idle_timeout
@@ -624,6 +624,7 @@ class Environment(Handle):
             argv=tuple(words),
             name=name,
             label=_label(words, cwd),
+            size=size,
         )
 
     def shell_session(
@@ -678,10 +679,15 @@ class Environment(Handle):
         return (await self._connected.call(LIST_DETACHED, None, is_retryable=True)).processes
 
     def _command(
-        self, kind: type[C], argv: list[str], cwd: AnyPath | None, params: StartParams
+        self,
+        kind: type[C],
+        argv: list[str],
+        cwd: AnyPath | None,
+        params: StartParams,
+        size: tuple[int, int] | None = None,
     ) -> C:
-        label = _label(argv, cwd)
-        return kind(self.session, self._processes, params, argv=tuple(argv), name=label)
+        label, words = _label(argv, cwd), tuple(argv)
+        return kind(self.session, self._processes, params, argv=words, name=label, size=size)
 
     async def wait_for_port(
         self,

@@ -9,7 +9,7 @@ import re
 import reprlib
 import uuid
 from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
@@ -20,7 +20,7 @@ from exec_server.client.engine.recovery import KILL_SECONDS, RemoteProcess, Remo
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.handle import Handle
 from exec_server.client.output import Lines, Pattern, PatternMatch, expect, wait_for_output
-from exec_server.client.results import Chunk
+from exec_server.client.results import Chunk, Screen
 from exec_server.errors import (
     ExecServerError,
     InternalError,
@@ -49,6 +49,9 @@ from exec_server.protocol.process import (
     WriteParams,
 )
 from exec_server.protocol.sandbox import Denial
+
+if TYPE_CHECKING:
+    from exec_server.client.screen import TerminalScreen
 
 # Size of one request: large enough to make the cost per request small, small enough to queue.
 PIECE_BYTES: Final = 131_072
@@ -100,7 +103,7 @@ class ProcessInput:
     def __init__(self, session: ClientSession, process_id: ProcessId, *, is_terminal: bool) -> None:
         self._session = session
         self._id = process_id
-        self._is_terminal = is_terminal
+        self.is_terminal = is_terminal
         self._last_number = 0
         self._is_inside_line = False
         self._unacknowledged = 0
@@ -135,7 +138,7 @@ class ProcessInput:
     @property
     def can_close(self) -> bool:
         """Whether the server can close this input."""
-        return self._is_terminal or self._session.features.capabilities.process_close_stdin
+        return self.is_terminal or self._session.features.capabilities.process_close_stdin
 
     async def close(self) -> None:
         """Close stdin after all writes; raises Unsupported if the server cannot.
@@ -143,7 +146,7 @@ class ProcessInput:
         Does not wait for the writes: the caller may have to read the output of a process that
         reads its input slowly.
         """
-        if self._is_terminal:
+        if self.is_terminal:
             # Ctrl-D completes the current read: inside of a line the first one delivers the
             # started line, and only the second one is the end of the input.
             await self.write(b"\x04\x04" if self._is_inside_line else b"\x04")
@@ -232,6 +235,7 @@ class Process(Handle):
         *,
         argv: tuple[str, ...],
         name: str,
+        size: tuple[int, int] | None = None,
     ) -> None:
         """Prepare a start with `params`, whose process id is replaced by an unused one.
 
@@ -250,6 +254,8 @@ class Process(Handle):
         self._capabilities = session.features.capabilities
         if params is not None:
             self._params = params
+        self._size = size  # of the terminal, if it is known
+        self._screen: TerminalScreen | None = None
         self._remote: RemoteProcess | None = None
         self._input: ProcessInput | None = None
         self._output: OutputQueue  # set when it is started
@@ -503,7 +509,25 @@ class Process(Handle):
         """Change the size of the terminal; raises Unsupported if the server cannot."""
         if not self._capabilities.process_resize:
             raise Unsupported("processResize", "the terminal keeps its initial size")
+        if self._screen is not None:
+            await self.screen()  # earlier output was for the earlier size
         await self._session.call(RESIZE, ResizeParams(self.id, rows, columns), is_retryable=True)
+        self._size = rows, columns
+
+    async def screen(self) -> Screen:
+        """What a person would see on the terminal now; needs pyte, the extra `screen`.
+
+        The output stays unread, and it may have been read before. Raises ImportError without pyte,
+        ProcessLost if the server has forgotten the process.
+        """
+        self._started()
+        if self._input is None or not self._input.is_terminal:
+            raise RuntimeError("the process has no screen: use start(..., tty=True)")
+        from exec_server.client.screen import DEFAULT_SIZE, TerminalScreen
+
+        if self._screen is None:
+            self._screen = TerminalScreen(self._session, self.id)
+        return await self._screen.update(self._size or DEFAULT_SIZE)
 
     async def interrupt(self) -> None:
         """Send SIGINT to the process group, as Ctrl-C does; raises Unsupported if it cannot."""
@@ -668,12 +692,13 @@ class DetachedProcess(Process):
         name: str,
         label: str,
         after: int = 0,
+        size: tuple[int, int] | None = None,
     ) -> None:
         """Prepare a start with `params`, or without them an attachment that begins after an event.
 
         `label` names the command in the error of a failed start.
         """
-        super().__init__(session, processes, params, argv=argv, name=label)
+        super().__init__(session, processes, params, argv=argv, name=label, size=size)
         self.name = name
         self._after = after
         self._is_attached = params is None  # and not started

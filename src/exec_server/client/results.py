@@ -157,6 +157,28 @@ def _ends(data: bytes, limit: int) -> tuple[bytes, bytes]:
     return data[:head_end], data[tail_begin:]
 
 
+class Screen(msgspec.Struct, frozen=True):
+    """What a person would see on a terminal; `str()` is its text without empty lines at the end.
+
+    `lines` are all rows without trailing blanks. `cursor` is a row and a column from 0, `size` the
+    number of both. `is_complete` unless output from before was not there any more: then parts that
+    the program has not drawn anew may be missing.
+    """
+
+    lines: tuple[str, ...]
+    cursor: tuple[int, int]
+    size: tuple[int, int]
+    title: str = ""
+    is_complete: bool = True
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines).rstrip("\n")
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class RunProgress(msgspec.Struct, frozen=True):
     """One of several commands has ended: the `done`th of `total`; `index` is its place in the list.
 

@@ -79,6 +79,7 @@ class Process(BlockingHandle[process.Process]):
     write = blocking(process.Process.write)
     close_stdin = blocking(process.Process.close_stdin)
     resize = blocking(process.Process.resize)
+    screen = blocking(process.Process.screen)
     interrupt = blocking(process.Process.interrupt)
     signal = blocking(process.Process.signal)
     terminate = blocking(process.Process.terminate)
