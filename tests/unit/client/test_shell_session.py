@@ -15,7 +15,7 @@ from exec_server.client.exceptions import Timeout
 from exec_server.client.process import Process
 from exec_server.client.results import Chunk, ShellResult
 from exec_server.client.shell_session import ShellSession, _Left, _MarkedOutput, shell_words
-from exec_server.errors import SessionLost, StdinClosed, Unsupported
+from exec_server.errors import SessionLost, StartupError, StdinClosed, Unsupported
 
 Answer = Callable[[bytes], list[bytes]]
 ENDS = b"the end of the output"
@@ -30,6 +30,7 @@ class FakeProcess:
         self.exit_code: int | None = None
         self.closed = 0
         self.interrupts = 0
+        self.is_shell = True
         self.commands: list[bytes] = []
         self.failure: BaseException | None = None
         self._chunks: list[bytes] = []
@@ -49,6 +50,8 @@ class FakeProcess:
         words = re.search(rb"(\w{32}) (\w{32})", data)
         assert words is not None
         mark = b"\n%b-%b:" % words.groups()
+        if not self.is_shell:
+            return
         if b"unset HISTFILE" in data:
             self._chunks = [mark + b"0:\n"]
             return
@@ -179,6 +182,15 @@ def test_a_shell_that_ends_is_replaced() -> None:
             assert parts(await shell.run("c")) == (b"", 137, True)
 
     asyncio.run(scene())
+
+
+def test_a_program_that_is_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_session, "START_SECONDS", 0.001)
+    process = FakeProcess(lambda mark: [])
+    process.is_shell = False
+    with pytest.raises(StartupError, match=r"sh is no POSIX shell .* did not answer"):
+        run(process)
+    assert process.closed == 1
 
 
 def test_a_session_that_is_lost() -> None:
