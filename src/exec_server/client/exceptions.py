@@ -365,6 +365,7 @@ class Timeout(ExecServerError, TimeoutError):
     def __str__(self) -> str:
         text = f"{self.result.argv[0]} did not end within {self.seconds:g} s"
         if isinstance(self.result, ShellResult):
+            text = f"the command of {text}"
             if self.result.shell_ended:
                 return f"{text} and was killed with its shell: the next one has none of its state"
             return f"{text} and was interrupted"

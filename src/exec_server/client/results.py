@@ -114,7 +114,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class ShellResult(Result, frozen=True):
-    """A command of a ShellSession that has ended; `argv` is its text.
+    """A command of a ShellSession that has ended; `argv` is that of the same `Environment.shell`.
 
     `shell_ended` if the shell has ended too, by an `exit` or because the command could not be
     interrupted: the next command gets a new one, without variables, functions and directory.

@@ -195,7 +195,7 @@ class ShellSession(Handle):
         if is_ended:
             code = KILLED if process.exit_code is None else process.exit_code
         return ShellResult(
-            argv=(command,),
+            argv=(self._words[0], "-c", command),
             stdout=collected.stdout,
             stderr=collected.stderr,
             exit_code=code,

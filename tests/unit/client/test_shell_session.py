@@ -112,6 +112,7 @@ def test_output_ends_at_the_mark_and_the_rest_is_that_of_the_next_command() -> N
     first, second = run(process, "it's", "next")
     assert (parts(first), parts(second)) == ((b"out", 3, False), (b"lateout", 3, False))
     assert b"""{ command eval 'it'"'"'s'\n} </dev""" in process.commands[0]
+    assert first.argv == ("sh", "-c", "it's")
     assert b"{ (exit 3) || command eval next\n" in process.commands[1]
     assert process.closed == 1
 
@@ -139,7 +140,7 @@ def test_a_late_command_is_interrupted() -> None:
         return [] if len(marks) == 2 else [b"more", *(each + b"130:\n" for each in marks[:3])]
 
     process = FakeProcess(answer)
-    with pytest.raises(Timeout, match="and was interrupted") as late:
+    with pytest.raises(Timeout, match=r"command of sh did not end .* and was interrupted") as late:
         run(process, "command", timeout=0.001)
     assert isinstance(late.value.result, ShellResult)
     assert parts(late.value.result) == (b"begunmore", 130, False)
