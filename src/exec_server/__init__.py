@@ -38,7 +38,14 @@ from importlib import import_module
 TYPE_CHECKING = False  # not that of typing, whose import takes long
 if TYPE_CHECKING:
     from exec_server.client.arguments import AnyNetworkProxy, AnyPath, AnySandbox
-    from exec_server.client.commands import OnOutput, OutputLimit, OutputTarget, RunOptions
+    from exec_server.client.commands import (
+        Command,
+        OnOutput,
+        OutputLimit,
+        OutputTarget,
+        ResultStream,
+        RunOptions,
+    )
     from exec_server.client.connect import ConnectOptions, connect
     from exec_server.client.environment import Environment, NetworkRequest, OnNetworkRequest
     from exec_server.client.exceptions import (
@@ -70,7 +77,7 @@ if TYPE_CHECKING:
     from exec_server.client.files import Files
     from exec_server.client.http import Headers, HttpStream
     from exec_server.client.local_server import RunningServer, serve
-    from exec_server.client.output import Lines, Pattern
+    from exec_server.client.output import Lines, Pattern, PatternMatch
     from exec_server.client.port_forwarding import PortForward, ReversePort
     from exec_server.client.process import DetachedProcess, OutputIterator, Process
     from exec_server.client.results import (
@@ -91,13 +98,17 @@ if TYPE_CHECKING:
         Response,
         Result,
         RunProgress,
+        Screen,
+        ShellResult,
         Stat,
         Transfer,
     )
+    from exec_server.client.shell_session import ShellSession
     from exec_server.client.transfer.archive import AnyArchive
     from exec_server.client.transfer.open_file import FileAppender, FileReader, FileWriter
     from exec_server.client.transfer.text_file import TextReader, TextWriter
     from exec_server.errors import (
+        Cancelled,
         CertificateRejected,
         ConnectFailed,
         ConnectionLost,
@@ -143,10 +154,12 @@ __all__ = [
     "AnySandbox",
     "Busy",
     "Call",
+    "Cancelled",
     "Capabilities",
     "CertificateRejected",
     "ChangedFile",
     "Chunk",
+    "Command",
     "CommandDenied",
     "CommandFailed",
     "ConnectFailed",
@@ -205,6 +218,7 @@ __all__ = [
     "OutputTarget",
     "PatchDoesNotApply",
     "Pattern",
+    "PatternMatch",
     "PatternNotFound",
     "PermissionDenied",
     "Planned",
@@ -222,15 +236,19 @@ __all__ = [
     "RegistryUnreachable",
     "Response",
     "Result",
+    "ResultStream",
     "ReversePort",
     "RpcError",
     "RunOptions",
     "RunProgress",
     "RunningServer",
     "SandboxDenied",
+    "Screen",
     "SessionAttached",
     "SessionLost",
     "Shell",
+    "ShellResult",
+    "ShellSession",
     "StartupError",
     "Stat",
     "StdinClosed",
@@ -248,7 +266,9 @@ __all__ = [
 # Modules of names; the others are in `errors`.
 _MODULES = {
     "client.arguments": ("AnyNetworkProxy", "AnyPath", "AnySandbox"),
-    "client.commands": ("OnOutput", "OutputLimit", "OutputTarget", "RunOptions"),
+    "client.commands": (
+        *("Command", "OnOutput", "OutputLimit", "OutputTarget", "ResultStream", "RunOptions"),
+    ),
     "client.connect": ("ConnectOptions", "connect"),
     "client.environment": ("Environment", "NetworkRequest", "OnNetworkRequest"),
     "client.exceptions": (
@@ -262,14 +282,16 @@ _MODULES = {
     "client.files": ("Files",),
     "client.http": ("Headers", "HttpStream"),
     "client.local_server": ("RunningServer", "serve"),
-    "client.output": ("Lines", "Pattern"),
+    "client.output": ("Lines", "Pattern", "PatternMatch"),
     "client.port_forwarding": ("PortForward", "ReversePort"),
     "client.process": ("DetachedProcess", "OutputIterator", "Process"),
     "client.results": (
         *("ChangedFile", "Chunk", "ConnectionStatus", "DiskUsage", "Entry", "FileChange"),
         *("FileContent", "Found", "GrepCount", "GrepMatch", "Line", "NotCopied", "Planned"),
-        *("Progress", "Response", "Result", "RunProgress", "Stat", "Transfer"),
+        *("Progress", "Response", "Result", "RunProgress", "Screen", "ShellResult", "Stat"),
+        *("Transfer",),
     ),
+    "client.shell_session": ("ShellSession",),
     "client.transfer.archive": ("AnyArchive",),
     "client.transfer.open_file": ("FileAppender", "FileReader", "FileWriter"),
     "client.transfer.text_file": ("TextReader", "TextWriter"),

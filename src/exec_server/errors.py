@@ -287,6 +287,10 @@ class ProcessLost(ExecServerError):
     """The server no longer knows a process; its output and exit code are lost."""
 
 
+class Cancelled(ExecServerError):
+    """Another thread or task has cancelled the call; a command that it had started was killed."""
+
+
 class StdinClosed(ExecServerError, BrokenPipeError):
     """A process has no stdin: started without, closed, or ended with the process."""
 

@@ -194,9 +194,8 @@ def test_commands_that_attack_their_shell(place: Place) -> None:
             assert await run("wait; echo done") == "late\ndone"
             assert await run("printf 'a\\0b\\377'") == "a\0b\ufffd"
             gone = await api.error(SESSION, "bash", command="echo last; exit 3")
-            assert gone.startswith("last\n[the command has ended the shell")
-            assert "restart=true" in await api.error(SESSION, "bash", command="echo refused")
-            await api.ok(SESSION, "bash", restart=True)
+            assert gone.startswith("last\nexit\n[the command has ended the shell with")
+            assert await run("echo anew") == "anew"
             # A daemon holds the output of a shell that has ended.
             gone = await api.error(SESSION, "bash", command=f"sleep {NUMBER} & exit 0")
             assert "has ended the shell" in gone
@@ -210,11 +209,16 @@ def test_a_late_command_keeps_its_output(place: Place) -> None:
 
     async def scene() -> None:
         async with place.session():
-            command = f"echo begun; setsid sleep {NUMBER} & sleep {NUMBER}"
+            command = f"state=kept; echo begun; sleep {NUMBER}; echo never"
             late = await api.error(SESSION, "bash", command=command, timeout_ms=700)
-            assert late.startswith("begun\n[the command was killed after 0.7 s, and the shell")
+            assert late.startswith("begun\n[the command was interrupted after 0.7 s]")
             assert not is_running(f"sleep {NUMBER}")
-            assert "restart=true" in await api.error(SESSION, "bash", command="pwd")
+            assert await run_in(api, "echo $state") == "kept"
+            command = f"echo begun; setsid sleep {NUMBER} & (trap '' INT; sleep {NUMBER})"
+            late = await api.error(SESSION, "bash", command=command, timeout_ms=700)
+            assert "[the command was killed after 0.7 s, and the shell with it: the" in late
+            assert not is_running(f"sleep {NUMBER}")
+            assert await run_in(api, "echo .$state") == "."
 
     play(scene)
 
@@ -561,8 +565,6 @@ def test_a_target_that_is_lost_in_the_middle(place: Place, monkeypatch: pytest.M
             assert is_error
             assert "out of reach" in text["text"]
             proxy.mend()
-            assert "restart=true" in await api.error(SESSION, "bash", command="ls")
-            await api.ok(SESSION, "bash", restart=True)
             assert await api.ok(SESSION, "bash", command="ls") == "begun"
             proxy.cut_next()
             assert "out of reach" in await api.error(SESSION, "read", file_path="begun")

@@ -13,6 +13,7 @@ from tests.support.client import scaled
 from tests.support.client_targets import ClientTarget
 
 from exec_server import Chunk, Environment, PatternNotFound, sync
+from exec_server.client.output import Pattern
 
 PATIENCE = scaled(20)
 # A web server that takes a moment to start, and then prints much that nobody reads.
@@ -53,6 +54,26 @@ def test_a_dialogue(there: ClientTarget) -> None:
             with pytest.raises(PatternNotFound, match="the output ended without b'PROMPT> '"):
                 await repl.read_until(b"PROMPT> ", PATIENCE)
             assert await repl.wait() == 4
+
+    there.play(scene)
+
+
+def test_whichever_comes_first(there: ClientTarget) -> None:
+    """A program that asks, or does not."""
+
+    async def scene(env: Environment) -> None:
+        script = "printf 'user: '; read u; echo hello $u; printf 'port %d ' 80; exit 3"
+        async with env.start(["sh", "-c", script], tty=True) as program:
+            patterns: list[Pattern] = ["password: ", "user: ", re.compile(rb"port (\d+)")]
+            assert (await program.expect(patterns, PATIENCE)).index == 1
+            await program.write(b"me\n")
+            found = await program.expect(patterns, PATIENCE)
+            assert (found.index, found.group(1)) == (2, b"80")
+            assert found.before.endswith(b"hello me\r\n")
+            with pytest.raises(PatternNotFound, match="the output ended without"):
+                await program.expect(patterns, PATIENCE)
+            with pytest.raises(TypeError, match="takes a list of patterns"):
+                await program.expect("user: ")
 
     there.play(scene)
 

@@ -16,6 +16,7 @@ from tests.support.client_targets import ClientTarget
 from tests.support.server_internals import eventually, is_running
 
 from exec_server import (
+    Command,
     CommandFailed,
     Environment,
     NotFound,
@@ -375,12 +376,40 @@ def test_many_commands(there: ClientTarget, tmp_path: Path) -> None:
     there.play(scene)
 
 
+def test_results_of_commands_with_options_of_their_own(there: ClientTarget, tmp_path: Path) -> None:
+    word = f"32{os.getpid()}"
+
+    async def scene(env: Environment) -> None:
+        commands: list[Command | list[str]] = [
+            ["sh", "-c", "echo $A; pwd"],
+            Command(["sh", "-c", "echo $A; pwd"], env={"A": "b"}, cwd="/"),
+            Command(["sleep", word], timeout=0.2),
+            Command(["false"], check=True),
+            ["/nonexistent/program"],
+            Command(["cat"], input=b"in"),
+        ]
+        ended = {each.index: each async for each in env.run_each(commands, cwd=tmp_path)}
+        assert (ended[0].result.text, ended[1].result.text) == (f"\n{tmp_path}\n", "b\n/\n")
+        kinds = [type(ended[index].error) for index in (2, 3, 5)]
+        assert kinds == [Timeout, CommandFailed, type(None)]
+        assert ended[4].error is not None or ended[4].result.exit_code == 127
+        assert ended[5].result.text == "in"
+        async with env.run_each([["true"], ["sleep", word]]) as results:
+            assert (await anext(results)).index == 0
+        eventually("the other one is gone", lambda: not is_running(word))
+
+    there.play(scene)
+
+
 def test_many_commands_without_async(there: ClientTarget) -> None:
     with sync.connect(there.url) as env:
         assert [each.text for each in env.run_many([["echo", "1"], ["echo", "2"]])] == [
             "1\n",
             "2\n",
         ]
+        commands = [Command(["sh", "-c", "sleep 0.3; echo late"]), Command(["echo", "soon"])]
+        with env.run_each(commands) as results:
+            assert [each.result.text for each in results] == ["soon\n", "late\n"]
         assert env.shell("echo $((1 + 1))").text == "2\n"
         with pytest.raises(TypeError, match="unexpected keyword argument 'no_such'"):
             env.shell("true", no_such=True)  # type: ignore[call-arg]

@@ -21,6 +21,7 @@ from tests.support.server_internals import eventually
 
 import exec_server
 from exec_server import (
+    Cancelled,
     Chunk,
     CommandFailed,
     ConnectFailed,
@@ -43,9 +44,13 @@ def env(there: ClientTarget) -> Iterator[sync.Environment]:
     assert threading.active_count() == before
 
 
-def is_running(word: str) -> bool:
+def count_running(word: str) -> int:
     words = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    return any(line.split()[-1:] == [word] for line in words.stdout.splitlines())
+    return sum(line.split()[-1:] == [word] for line in words.stdout.splitlines())
+
+
+def is_running(word: str) -> bool:
+    return count_running(word) > 0
 
 
 @pytest.mark.quick
@@ -201,6 +206,40 @@ def test_from_many_threads(env: sync.Environment) -> None:
     with ThreadPoolExecutor(16) as threads:
         results = list(threads.map(lambda number: env.run(["echo", str(number)]), range(64)))
     assert [result.text for result in results] == [f"{number}\n" for number in range(64)]
+
+
+def test_calls_are_cancelled_from_another_thread(env: sync.Environment) -> None:
+    """The environment and its processes stay; the commands of the calls are killed."""
+    word = f"42{os.getpid()}"
+
+    def works() -> list[Callable[[], object]]:
+        return [
+            lambda: env.run(["sleep", word]),
+            lambda: env.run_many([["sleep", word], ["sleep", word]]),
+            lambda: list(env.run_each([["sleep", word]])),
+            lambda: sleeping.read_until(b"never"),
+        ]
+
+    with env.start(["sleep", "100"]) as sleeping, ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(work) for work in works()]
+        eventually("the commands run", lambda: count_running(word) == 4)
+        env.cancel_calls()
+        for each in running:
+            assert isinstance(each.exception(scaled(20)), Cancelled)
+        eventually("the commands are gone", lambda: not is_running(word))
+        assert sleeping.exit_code is None
+        env.cancel_calls()  # there are none
+        assert env.run(["echo", "alive"]).text == "alive\n"
+
+
+def test_results_are_cancelled_from_another_thread(env: sync.Environment) -> None:
+    word = f"44{os.getpid()}"
+    with env.run_each([["sleep", word]]) as results, ThreadPoolExecutor(1) as threads:
+        running = threads.submit(list, results)
+        eventually("the command runs", lambda: is_running(word))
+        results.close()
+        assert isinstance(running.exception(scaled(20)), Cancelled)
+        assert not is_running(word)
 
 
 def test_an_interrupt_kills_what_was_asked_for(there: ClientTarget) -> None:

@@ -34,7 +34,14 @@ EXPECTED = {
         "too slow, but it had printed begun",
     ],
     "follow_output": ["['line 1', 'line 2', 'line 3', 'line 4', 'line 5']", "ended: True"],
-    "terminal": ["True True", "exit code 5"],
+    "terminal": [
+        "42",
+        "['0', '1', '2']",
+        "'Hello, World'",
+        "ZeroDivisionError: division by zero",
+        "80",
+        "exit code 5",
+    ],
     "edit_files": [
         "print('hello')",
         "4 entries below the folder",
@@ -53,6 +60,11 @@ EXPECTED = {
     ],
     "coding_agent": _AGENT,
     "coding_agent_sync": _AGENT,
+    "many_tasks": [
+        "25 done, 25 cancelled",
+        "done in the workspaces: 25",
+        "succeeded: [True, False]",
+    ],
     "job_runner": ["8 of 8 jobs done", "[1, 4, 9, 16, 25, 36, 49, 64]"],
 }
 

@@ -13,12 +13,11 @@ import posixpath
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from pathlib import Path
 from typing import Any, Final, Unpack
 
-from exec_server.adapters.persistent_shell import PersistentShell, ShellResult
 from exec_server.adapters.target import (
     UNREACHABLE,
     configured_files,
@@ -26,11 +25,14 @@ from exec_server.adapters.target import (
     make_environment,
 )
 from exec_server.client.arguments import AnySandbox, environment_dict, path_text
+from exec_server.client.commands import OutputLimit
 from exec_server.client.connect import ConnectOptions
 from exec_server.client.engine.stdio import inherited_variables
 from exec_server.client.environment import Environment
-from exec_server.client.exceptions import FileError, NotEmpty, NotFound
+from exec_server.client.exceptions import FileError, NotEmpty, NotFound, Timeout
 from exec_server.client.files import Files
+from exec_server.client.results import Result, ShellResult
+from exec_server.client.shell_session import ShellSession, shell_words
 from exec_server.errors import ExecServerError
 from exec_server.protocol.sandbox import PRESETS
 
@@ -53,11 +55,17 @@ END_SECONDS: Final = 30.0
 # Attempts to remove the directory of a session, in which a command that is just being killed can
 # create a file.
 REMOVALS: Final = 20
+# Between two looks at whether the worker has given up the session. A model does not notice it.
+TICK_SECONDS: Final = 0.2
 
 _SECRETS: Final = "ANTHROPIC_"
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_SHELL_OVER: Final = "the shell has ended: start a new one with restart=true"
+# The names of variables with a prefix are known to bash alone. A second bash replaces the first,
+# because /proc/PID/environ keeps the variables that a program has started with. -p: without
+# BASH_ENV and functions of the environment.
+_WITHOUT_SECRETS: Final = f'unset "${{!{_SECRETS}@}}"; exec "$0" "$@"'
+_BASH: Final = ["/bin/bash", "--noprofile", "--norc", "-p", "-c", _WITHOUT_SECRETS]
 log = logging.getLogger(__name__)
 
 
@@ -136,8 +144,8 @@ class ManagedSession:
         self._is_closed = False
         self._environment: Environment | None = None
         self._directory: str | None = None
-        self._shell: PersistentShell | None = None
-        self._shell_lock = asyncio.Lock()  # held by a command: a shell runs one at a time
+        self._shell: ShellSession | None = None
+        self._shell_lock = asyncio.Lock()  # held by a command, and by the start of a shell
         self._open_lock = asyncio.Lock()  # held while the connection and the directory are made
         # The runner shields its tools from cancellation; the worker's own task is cancelled when
         # the lease is lost, the work item is stopped, or the worker ends.
@@ -169,18 +177,32 @@ class ManagedSession:
                 raise ToolError("bash: a command cannot contain a null character")
             command.encode()  # a ValueError now, before a shell could be lost by it
             shell = self._shell or await self._start_shell()
-            if shell.is_over:
-                raise ToolError(f"bash: {_SHELL_OVER}")
             seconds = timeout_ms / 1000 if timeout_ms else package.BASH_DEFAULT_TIMEOUT
             seconds = min(seconds, LONGEST_SECONDS)
             try:
-                result = await shell.run(command, seconds, self._check_cancelled)
-            except BaseException:
-                await _close_shielded(shell)
+                return _bash_text(await self._run(shell, command, seconds))
+            except Timeout as late:
+                return _bash_text(late.result, seconds)
+            except BaseException as error:
+                if not isinstance(error, ToolError):
+                    self._shell = None
+                    await _close_shielded(shell)
                 raise
-            if result.exit_code is None:
-                await shell.close()
-            return _bash_text(result, seconds)
+
+    async def _run(self, shell: ShellSession, command: str, seconds: float) -> ShellResult:
+        """Run a command, unless the worker gives up the session."""
+        limit = OutputLimit(tail=package.BASH_OUTPUT_LIMIT)
+        assert self._environment is not None
+        running = self._environment.session.spawn(
+            shell.run(command, timeout=seconds, output_limit=limit)
+        )
+        try:
+            while not running.done():
+                await asyncio.wait([running], timeout=TICK_SECONDS)
+                self._check_cancelled()
+            return running.result()
+        finally:
+            running.cancel()
 
     # ---- the connection, the directory and the shell ------------------------------------------
 
@@ -237,31 +259,27 @@ class ManagedSession:
         files = configured_files(environment.files, tools.user, tools.sandbox, directory)
         return files, directory
 
-    async def _start_shell(self) -> PersistentShell:
+    async def _start_shell(self) -> ShellSession:
         environment, directory = await self._opened()
         tools, ctx = self._tools, self._ctx
-        shell = PersistentShell(
-            environment,
+        start = partial(
+            environment.start,
             cwd=directory,
-            env={**(ctx.env or {}), **tools.env},
+            env={**(ctx.env or {}), **tools.env, "TERM": "dumb"},
             clean_env=ctx.env is not None,
-            without=_SECRETS,
-            output_bytes=package.BASH_OUTPUT_LIMIT,
+            stdin=True,
+            merge_stderr=True,
             sandbox=tools.sandbox,
             user=tools.user,
         )
-        try:
-            await shell.start()
-        except BaseException:
-            await _close_shielded(shell)
-            raise
-        self._shell = shell
+        shell = ShellSession(start, [*_BASH, *shell_words("/bin/bash")], is_merged=True)
+        self._shell = await shell
         return shell
 
     async def _end_shell(self) -> None:
         shell, self._shell = self._shell, None
         if shell is not None:
-            await shell.close()
+            await shell.aclose()
 
     # ---- the end ------------------------------------------------------------------------------
 
@@ -329,10 +347,10 @@ def _current_task() -> asyncio.Task[Any] | None:
         return None
 
 
-async def _close_shielded(shell: PersistentShell) -> None:
+async def _close_shielded(shell: ShellSession) -> None:
     """Close the shell in a call that is cancelled; anyio would cancel each wait in it again."""
     with anyio.CancelScope(shield=True):
-        await shell.close()
+        await shell.aclose()
 
 
 def directory_name(session_id: str) -> str:
@@ -409,19 +427,24 @@ def _reported(name: str) -> Iterator[None]:
         raise ToolError(f"{name}: {error}") from error
 
 
-def _bash_text(result: ShellResult, seconds: float) -> str:
-    """The output for the model; ToolError with it, and the reason, if the command has failed."""
-    text = _COLOURS.sub("", result.output.decode(errors="replace")).rstrip("\n")
+def _bash_text(result: Result, late: float | None = None) -> str:
+    """The output for the model; ToolError with it, and the reason, if the command has failed.
+
+    `late` are the seconds after which it was interrupted.
+    """
+    text = _COLOURS.sub("", result.stdout.decode(errors="replace")).rstrip("\n")
     if result.lost_bytes:
         text = f"[{result.lost_bytes} bytes of output before this are left out]\n{text}"
-    if result.exit_code == 0:
+    has_shell = not (isinstance(result, ShellResult) and result.shell_ended)
+    if has_shell and not result.exit_code and late is None:
         return text
-    if result.is_late:
-        reason = f"the command was killed after {seconds:g} s, and the shell with it"
-    elif result.exit_code is None:
-        reason = "the command has ended the shell"
+    if late is not None:
+        reason = f"the command was {'interrupted' if has_shell else 'killed'} after {late:g} s"
+        reason += "" if has_shell else ", and the shell with it"
+    elif not has_shell:
+        reason = f"the command has ended the shell with exit code {result.exit_code}"
     else:
         reason = f"exit code {result.exit_code}"
-    if result.exit_code is None:
-        reason += ": start a new one with restart=true"
+    if not has_shell:
+        reason += ": the next command gets a new one in the session's directory"
     raise ToolError("\n".join(part for part in (text, f"[{reason}]") if part))

@@ -102,14 +102,11 @@ class BashSession:
         return await self._read(expect, STOP_SECONDS)
 
     async def _read(self, expect: Sequence[str], timeout: float | None) -> Observation:  # noqa: ASYNC109 - nothing is lost by it
-        texts = [re.escape(text.encode()) for text in expect]
-        prompt = rb"%b:(?P<code>\d+):" % self._word.encode()
-        pattern = re.compile(b"|".join([prompt, *texts]))
-        read = await self._process.read_until(pattern, timeout)
-        (match,) = [each for each in pattern.finditer(read) if each.end() == len(read)]
-        code = match["code"]
-        output = _CONTROL.sub("", read[: match.start()].decode(errors="backslashreplace"))
-        ended_by = "" if code is not None else match[0].decode()
+        prompt = re.compile(rb"%b:(\d+):" % self._word.encode())
+        found = await self._process.expect([prompt, *expect], timeout)
+        output = _CONTROL.sub("", found.before.decode(errors="backslashreplace"))
+        code = found.groups[0] if found.groups else None
+        ended_by = "" if code is not None else found.matched.decode()
         return Observation(output, None if code is None else int(code), ended_by)
 
     async def close(self) -> None:

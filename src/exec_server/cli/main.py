@@ -81,12 +81,12 @@ def _unknown(name: str, words: list[str]) -> str:
     import shlex
     import shutil
 
-    from exec_server.cli.errors import UsageError
-    from exec_server.cli.targets import load_targets
+    from exec_server.client.targets import load_targets
+    from exec_server.errors import StartupError
 
     try:
         is_target = name in load_targets()
-    except UsageError:
+    except StartupError:
         is_target = False
     if is_target:
         meant = shlex.join(["exec-server", "exec" if words else "shell", name, *words])

@@ -8,24 +8,27 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import dataclasses
 import errno
 import inspect
 import io
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, Self, TypedDict, TypeVar
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, Self, TypedDict, Unpack
 
 import msgspec
 
-from exec_server.client.arguments import AnyNetworkProxy, AnyPath, AnySandbox
+from exec_server.client.arguments import AnyNetworkProxy, AnyPath, AnySandbox, argv_list
 from exec_server.client.engine.flow_control import separate_consumer
 from exec_server.client.engine.recovery import KILL_SECONDS, UNANSWERED_KILL_SECONDS, RemoteProcess
 from exec_server.client.engine.server_features import SYSTEM_FIRST
 from exec_server.client.exceptions import CommandDenied, CommandFailed, ProgramNotFound, Timeout
+from exec_server.client.handle import Handle
 from exec_server.client.process import KILLED, QUIET_SECONDS, REST_SECONDS, Process, ProcessInput
 from exec_server.client.results import Chunk, Result, RunProgress
-from exec_server.errors import InternalError, InvalidParams, StdinClosed
+from exec_server.errors import Cancelled, InternalError, InvalidParams, StdinClosed
 from exec_server.protocol.process import OutputParams, Stream
 
 # Servers count queued input in pieces, and some stop answering if there are too many. So at most
@@ -35,9 +38,6 @@ INPUT_PIECE_BYTES: Final = 262_144
 
 # A slow receiver of the output may need longer for the rest, which pipes and servers limit.
 REST_BYTES: Final = 4 * 1_048_576
-
-T = TypeVar("T")
-
 
 # Output of a command that the client runs for its own purposes: a digest, or error messages.
 HELPER_OUTPUT_BYTES: Final = 65_536
@@ -509,7 +509,7 @@ def checked_result(result: Result) -> Result:
     raise CommandDenied(result) if is_denied else CommandFailed(result)
 
 
-# run_many: several commands, some of them at the same time.
+# run_many and run_each: several commands, some of them at the same time.
 class RunOptions(TypedDict, total=False):
     """The options of Environment.run, for the methods that pass them on."""
 
@@ -531,39 +531,114 @@ class RunOptions(TypedDict, total=False):
     stderr: OutputTarget | None
 
 
-async def run_many(
-    run: Callable[[T], Awaitable[Result]],
-    commands: Sequence[T],
-    *,
-    concurrency: int,
-    progress: Callable[[RunProgress], None] | None,
-) -> list[Result]:
-    """Run all commands, at most `concurrency` at a time; see Environment.run_many."""
-    if concurrency < 1:
-        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-    results: dict[int, Result] = {}
-    waiting = iter(enumerate(commands))
-    failures: list[Exception] = []
+_NO_NUMBERS: Final = iter(range(0))
 
-    async def work() -> None:
-        for index, command in waiting:
-            try:
-                result = results[index] = await run(command)
-                if progress is not None:
-                    progress(RunProgress(len(results), len(commands), index, result))
-            except Exception as error:
-                failures.append(error)
-                raise
 
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(concurrency, len(commands))):
-                tasks.create_task(work())
-    except BaseExceptionGroup:
-        if not failures:
-            raise
-        raise failures[0] from None  # the others were cancelled, or failed after it
-    return [results[index] for index in range(len(commands))]
+@dataclasses.dataclass(frozen=True, init=False)
+class Command:
+    """A command with options of its own, for run_many and run_each: those of Environment.run."""
+
+    argv: tuple[AnyPath, ...]
+    options: RunOptions
+
+    def __init__(self, argv: Iterable[AnyPath], **options: Unpack[RunOptions]) -> None:
+        """An option that is not given is that of the call."""
+        if unknown := options.keys() - RunOptions.__annotations__.keys():
+            raise TypeError(f"Command() got an unexpected keyword argument {min(unknown)!r}")
+        object.__setattr__(self, "argv", tuple(argv_list(argv)))
+        object.__setattr__(self, "options", options)
+
+
+class ResultStream(Handle):
+    """The results of several commands as they come, for `async for`; see Environment.run_each.
+
+    `await`, `async with` or the first result that is asked for starts them. `aclose`, or leaving
+    the block, kills those that run and starts no further one.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[int], Awaitable[Result]],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Future[None]],
+        total: int,
+        *,
+        concurrency: int,
+        stops: bool = False,
+    ) -> None:
+        """`run` runs the command with a number, `spawn` starts a task that may be cancelled.
+
+        With `stops`, no further command is started after one that raises an exception.
+        """
+        super().__init__()
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        self._run = run
+        self._spawn = spawn
+        self._total = total
+        self._concurrency = concurrency
+        self._stops = stops
+        self._numbers = iter(range(total))
+        self._done = 0
+        self._is_begun = False
+        self._workers: list[asyncio.Future[None]] = []
+        # As many results as commands: a slow reader holds up the next ones.
+        self._results: deque[RunProgress] = deque()
+        self._working = 0
+        self._changed = asyncio.Event()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RunProgress:
+        """The next result; raises Cancelled if the stream was closed before the last one."""
+        if not self._is_begun:
+            await self
+        await self._wait_until(lambda: bool(self._results) or self._is_over)
+        if self._results:
+            self._changed.set()
+            return self._results.popleft()
+        if self._done < self._total:
+            raise Cancelled("the commands were cancelled before the last one has ended")
+        raise StopAsyncIteration
+
+    @property
+    def _is_over(self) -> bool:
+        return not self._working and all(worker.done() for worker in self._workers)
+
+    async def _open(self) -> None:
+        self._is_begun = True
+        for _ in range(min(self._concurrency, self._total)):
+            worker = self._spawn(self._work())
+            worker.add_done_callback(lambda _: self._changed.set())
+            self._workers.append(worker)
+
+    async def _close(self) -> None:
+        for worker in self._workers:
+            worker.cancel()
+        await self._wait_until(lambda: self._is_over)
+
+    async def _work(self) -> None:
+        self._working += 1
+        try:
+            while (number := next(self._numbers, None)) is not None:
+                try:
+                    outcome: Result | Exception = await self._run(number)
+                except Exception as error:
+                    outcome = error
+                    if self._stops:
+                        self._numbers = _NO_NUMBERS
+                await self._wait_until(lambda: len(self._results) < self._concurrency)
+                self._done += 1
+                self._results.append(RunProgress(self._done, self._total, number, outcome))
+                self._changed.set()
+        finally:
+            self._working -= 1
+            self._changed.set()
+
+    async def _wait_until(self, is_true: Callable[[], bool]) -> None:
+        while not is_true():
+            self._changed.clear()
+            await self._changed.wait()
 
 
 # Programs of the system come first: a server's PATH may begin with directories of a project, where

@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 import msgspec
@@ -27,7 +28,13 @@ from exec_server.client.engine.recovery import RemoteProcesses
 from exec_server.client.engine.server_features import ServerFeatures, StartParamsBuilder
 from exec_server.client.engine.session import CLIENT_NAME, ClientSession, Dialer
 from exec_server.client.handle import ContextTask, Handle
-from exec_server.client.process import DetachedProcess, Process, check_support, detached_params
+from exec_server.client.process import (
+    OUTPUT_BYTES,
+    DetachedProcess,
+    Process,
+    check_support,
+    detached_params,
+)
 from exec_server.client.results import ConnectionStatus, Response, Result, RunProgress
 from exec_server.errors import ConnectFailed, InvalidParams, NotFound, Unsupported
 from exec_server.protocol.decoding import Call
@@ -42,11 +49,19 @@ from exec_server.protocol.process import (
 from exec_server.protocol.session import Capabilities, EnvironmentInfo
 
 if TYPE_CHECKING:
-    from exec_server.client.commands import OnOutput, OutputLimit, OutputTarget, RunOptions
+    from exec_server.client.commands import (
+        Command,
+        OnOutput,
+        OutputLimit,
+        OutputTarget,
+        ResultStream,
+        RunOptions,
+    )
     from exec_server.client.files import Files
     from exec_server.client.http import Headers, HttpStream
     from exec_server.client.polyfills import Polyfills
     from exec_server.client.port_forwarding import PortForward, PortStreams, ReversePort
+    from exec_server.client.shell_session import ShellSession
 
 
 # The server refuses longer reasons, and control characters in them.
@@ -83,9 +98,6 @@ C = TypeVar("C", bound=Process)
 # server is unreachable, and then they remain.
 CLEAN_UP_SECONDS: Final = 1.0
 
-# Output that is kept by default: more than a caller can use, less than would exhaust the memory of
-# this machine. The rest is counted in `lost_bytes`.
-OUTPUT_BYTES: Final = 256 * 1_048_576
 # Enough to hide the latency of a connection, without starting more than a small machine bears.
 CONCURRENCY: Final = 8
 
@@ -503,7 +515,7 @@ class Environment(Handle):
 
     async def run_many(
         self,
-        commands: Iterable[Iterable[AnyPath]],
+        commands: Iterable[Command | Iterable[AnyPath]],
         *,
         concurrency: int = CONCURRENCY,
         progress: Callable[[RunProgress], None] | None = None,
@@ -511,16 +523,52 @@ class Environment(Handle):
     ) -> list[Result]:
         """Run commands, at most `concurrency` at a time; the results are in their order.
 
-        `progress` is called after each command; the options are those of `run`. If a command
-        raises an exception, or the call is cancelled, the running ones are killed and no further
-        one is started.
+        A Command has options of its own before those of the call, which are those of `run`.
+        `progress` is called after each command. If a command raises an exception, or the call is
+        cancelled, the running ones are killed and no further one is started.
         """
-        from exec_server.client.commands import run_many
+        results: dict[int, Result] = {}
+        async with self._results(list(commands), concurrency, options, stops=True) as ended:
+            async for each in ended:
+                results[each.index] = each.result
+                if progress is not None:
+                    progress(each)
+        return [results[index] for index in range(len(results))]
 
-        async def run(argv: Iterable[AnyPath]) -> Result:
-            return await self.run(argv, **options)
+    def run_each(
+        self,
+        commands: Iterable[Command | Iterable[AnyPath]],
+        *,
+        concurrency: int = CONCURRENCY,
+        **options: Unpack[RunOptions],
+    ) -> ResultStream:
+        """Run commands as `run_many` does, and give each result as soon as it is there.
 
-        return await run_many(run, list(commands), concurrency=concurrency, progress=progress)
+        For `async with` and `async for`, which gives a RunProgress. A command that raises an
+        exception does not stop the others; the `result` of its RunProgress raises it. Leaving the
+        block, or `aclose` in any task, kills the running commands.
+        """
+        return self._results(list(commands), concurrency, options, stops=False)
+
+    def _results(
+        self,
+        commands: list[Command | Iterable[AnyPath]],
+        concurrency: int,
+        options: RunOptions,
+        *,
+        stops: bool,
+    ) -> ResultStream:
+        from exec_server.client.commands import Command, ResultStream
+
+        async def run(number: int) -> Result:
+            command = commands[number]
+            if isinstance(command, Command):
+                own: RunOptions = {**options, **command.options}
+                return await self.run(command.argv, **own)
+            return await self.run(command, **options)
+
+        spawn = self._connected.spawn
+        return ResultStream(run, spawn, len(commands), concurrency=concurrency, stops=stops)
 
     def start(
         self,
@@ -568,7 +616,7 @@ class Environment(Handle):
         if not detach:
             if name is not None or max_lifetime is not None or idle_timeout is not None:
                 raise TypeError("name, max_lifetime and idle_timeout need detach=True")
-            return self._command(Process, words, cwd, params)
+            return self._command(Process, words, cwd, params, size)
         check_support(self._connected)
         params, name = detached_params(
             params, words[0], name=name, max_lifetime=max_lifetime, idle_timeout=idle_timeout
@@ -580,7 +628,40 @@ class Environment(Handle):
             argv=tuple(words),
             name=name,
             label=_label(words, cwd),
+            size=size,
         )
+
+    def shell_session(
+        self,
+        *,
+        program: AnyPath = "/bin/sh",
+        cwd: AnyPath | None = None,
+        env: Mapping[str, AnyPath] | None = None,
+        clean_env: bool = False,
+        merge_stderr: bool = False,
+        user: str | int | None = None,
+        sandbox: AnySandbox | None = None,
+        network_proxy: AnyNetworkProxy | None = None,
+    ) -> ShellSession:
+        """A shell that keeps its state between commands; see ShellSession.
+
+        `await` or `async with` starts it. `program` is a POSIX shell, such as bash or dash; the
+        other arguments are those of `run`, for all commands.
+        """
+        from exec_server.client.shell_session import ShellSession, shell_words
+
+        start = partial(
+            self.start,
+            cwd=cwd,
+            env=env,
+            clean_env=clean_env,
+            stdin=True,
+            merge_stderr=merge_stderr,
+            user=user,
+            sandbox=sandbox,
+            network_proxy=network_proxy,
+        )
+        return ShellSession(start, shell_words(program), is_merged=merge_stderr)
 
     def attach(self, name: str, *, after: int = 0) -> DetachedProcess:
         """A detached process of the server, to which `await` or `async with` attaches.
@@ -602,10 +683,15 @@ class Environment(Handle):
         return (await self._connected.call(LIST_DETACHED, None, is_retryable=True)).processes
 
     def _command(
-        self, kind: type[C], argv: list[str], cwd: AnyPath | None, params: StartParams
+        self,
+        kind: type[C],
+        argv: list[str],
+        cwd: AnyPath | None,
+        params: StartParams,
+        size: tuple[int, int] | None = None,
     ) -> C:
-        label = _label(argv, cwd)
-        return kind(self.session, self._processes, params, argv=tuple(argv), name=label)
+        label, words = _label(argv, cwd), tuple(argv)
+        return kind(self.session, self._processes, params, argv=words, name=label, size=size)
 
     async def wait_for_port(
         self,

@@ -11,7 +11,7 @@ import msgspec
 
 from exec_server import errors
 from exec_server.client.arguments import AnyPath, path_text
-from exec_server.client.results import Result, Transfer
+from exec_server.client.results import Result, ShellResult, Transfer
 from exec_server.errors import ExecServerError, RpcError, printable
 from exec_server.protocol.sandbox import Denial
 
@@ -401,6 +401,11 @@ class Timeout(ExecServerError, TimeoutError):
                 "no connection to the server; nothing runs"
             )
         text = f"{self.result.argv[0]} did not end within {self.seconds:g} s"
+        if isinstance(self.result, ShellResult):
+            text = f"the command of {text}"
+            if self.result.shell_ended:
+                return f"{text} and was killed with its shell: the next one has none of its state"
+            return f"{text} and was interrupted"
         if self.is_killed:
             return f"{text} and was killed"
         return f"{text}; it may still run, because the server did not report its end"

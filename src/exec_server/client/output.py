@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Final, Protocol, Self
 
+import msgspec
+
 from exec_server.client.arguments import check_number
 from exec_server.client.results import Chunk, Line
 from exec_server.protocol.process import Stream
@@ -84,69 +86,123 @@ class Pieces:
         return chunks
 
 
-class PatternSearch:
-    """Looks for a pattern in output that arrives in pieces; no I/O."""
+class PatternMatch(msgspec.Struct, frozen=True):
+    """What `expect` has found: `pattern` is the one at `index`, `before` the output before it.
 
-    def __init__(self, pattern: Pattern) -> None:
-        """Raises TypeError for a pattern of another type, ValueError for an empty one."""
-        self.pattern = pattern
-        if isinstance(pattern, str):
-            pattern = pattern.encode()
-        if isinstance(pattern, re.Pattern):
-            if not isinstance(pattern.pattern, bytes):
-                raise TypeError('a compiled pattern must be one of bytes: re.compile(rb"…")')
-        elif not isinstance(pattern, bytes):
-            kind = type(pattern).__name__
-            raise TypeError(f"a pattern is bytes, str or a compiled pattern, not {kind}")
-        elif not pattern:
-            raise ValueError("a pattern must not be empty")
-        self._wanted = pattern
+    `groups` are those of a compiled pattern; None for one that took no part.
+    """
+
+    index: int
+    pattern: Pattern
+    before: bytes
+    matched: bytes
+    groups: tuple[bytes | None, ...] = ()
+
+    def group(self, key: int | str = 0) -> bytes | None:
+        """A group by its number or name, as of `re.Match`; 0 is everything that matched."""
+        if key == 0:
+            return self.matched
+        if isinstance(key, str):
+            names = self.pattern.groupindex if isinstance(self.pattern, re.Pattern) else {}
+            if key not in names:
+                raise IndexError(f"the pattern has no group {key!r}")
+            key = names[key]
+        if not 0 < key <= len(self.groups):
+            raise IndexError(f"the pattern has no group {key}")
+        return self.groups[key - 1]
+
+    @property
+    def text(self) -> str:
+        """`before` as text; invalid UTF-8 becomes U+FFFD."""
+        return self.before.decode(errors="replace")
+
+
+class PatternSearch:
+    """Looks for patterns in output that arrives in pieces; no I/O."""
+
+    def __init__(self, patterns: Sequence[Pattern]) -> None:
+        """Raises TypeError for a pattern of another type, ValueError for an empty one or none."""
+        self._patterns = patterns
+        self._wanted = [_searchable(pattern) for pattern in patterns]
+        if not patterns:
+            raise ValueError("there are no patterns to expect")
         self.output = bytearray()
-        self.found: bytes | None = None
+        self.match: PatternMatch | None = None
         self.end = 0  # of the match in `output`
-        self._unsearched = 0  # bytes at the end of the output, for a compiled pattern
+        self._unsearched = 0  # bytes at the end of the output, for compiled patterns
+
+    @property
+    def pattern(self) -> object:
+        """The pattern, or the list of several ones."""
+        return self._patterns[0] if len(self._patterns) == 1 else list(self._patterns)
 
     def feed(self, data: bytes, *, has_more: bool = False) -> bool:
-        """Add output; whether the pattern was found.
+        """Add output; whether a pattern was found: the earliest match, the first of its patterns.
 
         A compiled pattern is searched in all of the output again, so while more output is at hand
-        it is searched only after the output has grown by a quarter.
+        it is searched only after the output has grown by a quarter, or a literal was found.
         """
         begin = len(self.output)
         self.output += data
-        if isinstance(self._wanted, bytes):
+        spans: list[tuple[int, int, int, tuple[bytes | None, ...]]] = [
+            (start, start + len(wanted), index, ())
+            for index, wanted in enumerate(self._wanted)
             # The literal may have begun in earlier output.
-            start = self.output.find(self._wanted, max(0, begin - len(self._wanted) + 1))
-            if start >= 0:
-                self.found, self.end = self._wanted, start + len(self._wanted)
-            return self.found is not None
+            if isinstance(wanted, bytes)
+            and (start := self.output.find(wanted, max(0, begin - len(wanted) + 1))) >= 0
+        ]
         self._unsearched += len(data)
-        if has_more and self._unsearched * 4 < len(self.output):
+        if spans or not has_more or self._unsearched * 4 >= len(self.output):
+            self._unsearched = 0
+            spans += [
+                (*match.span(), index, tuple(part and bytes(part) for part in match.groups()))
+                for index, wanted in enumerate(self._wanted)
+                if not isinstance(wanted, bytes)
+                and (match := wanted.search(self.output)) is not None
+            ]
+        if not spans:
             return False
-        self._unsearched = 0
-        if (match := self._wanted.search(self.output)) is not None:
-            self.found, self.end = bytes(match[0]), match.end()
-        return self.found is not None
+        start, self.end, index, groups = min(spans, key=lambda span: (span[0], span[2]))
+        before, matched = bytes(self.output[:start]), bytes(self.output[start : self.end])
+        self.match = PatternMatch(index, self._patterns[index], before, matched, groups)
+        return True
 
 
-async def read_until(source: OutputSource, pattern: Pattern, seconds: float | None) -> bytes:
-    """The output up to and including the pattern; see Process.read_until."""
-    search = PatternSearch(pattern)
-    pieces = await _search(source, search, seconds)
+def _searchable(pattern: Pattern) -> bytes | re.Pattern[bytes]:
+    if isinstance(pattern, str):
+        pattern = pattern.encode()
+    if isinstance(pattern, re.Pattern):
+        if not isinstance(pattern.pattern, bytes):
+            raise TypeError('a compiled pattern must be one of bytes: re.compile(rb"…")')
+    elif not isinstance(pattern, bytes):
+        kind = type(pattern).__name__
+        raise TypeError(f"a pattern is bytes, str or a compiled pattern, not {kind}")
+    elif not pattern:
+        raise ValueError("a pattern must not be empty")
+    return pattern
+
+
+async def expect(
+    source: OutputSource, patterns: Sequence[Pattern], seconds: float | None
+) -> PatternMatch:
+    """Read up to and including the first match; see Process.expect."""
+    search = PatternSearch(patterns)
+    match, pieces = await _search(source, search, seconds)
     source.put_back(pieces.chunks(search.end))
-    return bytes(search.output[: search.end])
+    return match
 
 
 async def wait_for_output(source: OutputSource, pattern: Pattern, seconds: float | None) -> bytes:
     """The text that matches the pattern; all output stays unread."""
-    search = PatternSearch(pattern)
-    source.put_back((await _search(source, search, seconds)).chunks())
-    assert search.found is not None
-    return search.found
+    match, pieces = await _search(source, PatternSearch([pattern]), seconds)
+    source.put_back(pieces.chunks())
+    return match.matched
 
 
-async def _search(source: OutputSource, search: PatternSearch, seconds: float | None) -> Pieces:
-    """The output up to the chunk in which the pattern ends; on failure all is put back."""
+async def _search(
+    source: OutputSource, search: PatternSearch, seconds: float | None
+) -> tuple[PatternMatch, Pieces]:
+    """The match, and the output up to the chunk in which it ends; on failure all is put back."""
     from exec_server.client.exceptions import PatternNotFound  # most programs do not search
 
     pieces = Pieces()
@@ -159,8 +215,9 @@ async def _search(source: OutputSource, search: PatternSearch, seconds: float | 
                 pieces.add(chunk)
                 is_full = len(search.output) + len(chunk.data) > SEARCHED_BYTES
                 is_full = is_full or len(pieces) > HELD_PIECES
-                if search.feed(chunk.data, has_more=source.has_more and not is_full):
-                    return pieces
+                search.feed(chunk.data, has_more=source.has_more and not is_full)
+                if search.match is not None:
+                    return search.match, pieces
                 if is_full:
                     raise PatternNotFound(search.pattern, bytes(search.output), is_over=False)
     except BaseException as error:

@@ -9,7 +9,7 @@ import re
 import reprlib
 import uuid
 from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
@@ -24,8 +24,8 @@ from exec_server.client.engine.recovery import (
 )
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.handle import Handle
-from exec_server.client.output import Lines, Pattern, read_until, wait_for_output
-from exec_server.client.results import Chunk
+from exec_server.client.output import Lines, Pattern, PatternMatch, expect, wait_for_output
+from exec_server.client.results import Chunk, Screen
 from exec_server.errors import (
     ExecServerError,
     InternalError,
@@ -55,6 +55,9 @@ from exec_server.protocol.process import (
 )
 from exec_server.protocol.sandbox import Denial
 
+if TYPE_CHECKING:
+    from exec_server.client.screen import TerminalScreen
+
 # Size of one request: large enough to make the cost per request small, small enough to queue.
 PIECE_BYTES: Final = 131_072
 # Data that is sent and not acknowledged. A writer beyond either limit waits, so that a process
@@ -76,6 +79,9 @@ _NO_EOF: Final = (
 GRACE_SECONDS: Final = 5.0
 # Output of one `collect`: as much as is queued for a slow reader. The rest stays unread.
 COLLECTED_BYTES: Final = 16 * 1_048_576
+# Output that is kept by default: more than a caller can use, less than would exhaust the memory of
+# this machine. The rest is counted in `lost_bytes`.
+OUTPUT_BYTES: Final = 256 * 1_048_576
 # The exit code of a killed process, as servers report it.
 KILLED: Final = 128 + 9
 # After the exit, children of the command may keep its output open for as long as they like. The
@@ -241,6 +247,7 @@ class Process(Handle):
         *,
         argv: tuple[str, ...],
         name: str,
+        size: tuple[int, int] | None = None,
     ) -> None:
         """Prepare a start with `params`, whose process id is replaced by an unused one.
 
@@ -259,6 +266,8 @@ class Process(Handle):
         self._capabilities = session.features.capabilities
         if params is not None:
             self._params = params
+        self._size = size  # of the terminal, if it is known
+        self._screen: TerminalScreen | None = None
         self._remote: RemoteProcess | None = None
         self._input: ProcessInput | None = None
         self._output: OutputQueue  # set when it is started
@@ -374,7 +383,22 @@ class Process(Handle):
         `timeout` seconds, and PatternNotFound if the output ends, or 16 MiB of it have no match;
         all output then stays unread.
         """
-        return await read_until(OutputIterator(self), pattern, timeout)
+        match = await self.expect([pattern], timeout)
+        return match.before + match.matched
+
+    async def expect(
+        self,
+        patterns: Sequence[Pattern],
+        timeout: float | None = None,  # noqa: ASYNC109 - nothing is lost by it
+    ) -> PatternMatch:
+        """Read the output of both streams up to and including the first match of any pattern.
+
+        Of matches that begin at the same place, that of the first pattern wins. Exceptions are
+        those of `read_until`: the end of the output is a PatternNotFound.
+        """
+        if isinstance(patterns, bytes | str | re.Pattern):
+            raise TypeError("expect() takes a list of patterns: expect([b'$ ', b'password: '])")
+        return await expect(OutputIterator(self), patterns, timeout)
 
     async def wait_for_output(
         self,
@@ -507,7 +531,25 @@ class Process(Handle):
         """Change the size of the terminal; raises Unsupported if the server cannot."""
         if not self._capabilities.process_resize:
             raise Unsupported("processResize", "the terminal keeps its initial size")
+        if self._screen is not None:
+            await self.screen()  # earlier output was for the earlier size
         await self._session.call(RESIZE, ResizeParams(self.id, rows, columns), is_retryable=True)
+        self._size = rows, columns
+
+    async def screen(self) -> Screen:
+        """What a person would see on the terminal now; needs pyte, the extra `screen`.
+
+        The output stays unread, and it may have been read before. Raises ImportError without pyte,
+        ProcessLost if the server has forgotten the process.
+        """
+        self._started()
+        if self._input is None or not self._input.is_terminal:
+            raise RuntimeError("the process has no screen: use start(..., tty=True)")
+        from exec_server.client.screen import DEFAULT_SIZE, TerminalScreen
+
+        if self._screen is None:
+            self._screen = TerminalScreen(self._session, self.id)
+        return await self._screen.update(self._size or DEFAULT_SIZE)
 
     async def interrupt(self) -> None:
         """Press Ctrl-C on a terminal; otherwise send SIGINT to the process group.
@@ -696,12 +738,13 @@ class DetachedProcess(Process):
         name: str,
         label: str,
         after: int = 0,
+        size: tuple[int, int] | None = None,
     ) -> None:
         """Prepare a start with `params`, or without them an attachment that begins after an event.
 
         `label` names the command in the error of a failed start.
         """
-        super().__init__(session, processes, params, argv=argv, name=label)
+        super().__init__(session, processes, params, argv=argv, name=label, size=size)
         self.name = name
         self._after = after
         self._is_attached = params is None  # and not started

@@ -114,6 +114,20 @@ class Result(msgspec.Struct, frozen=True):
         )
 
 
+class ShellResult(Result, frozen=True):
+    """A command of a ShellSession that has ended; `argv` is that of the same `Environment.shell`.
+
+    `shell_ended` if the shell has ended too, by an `exit` or because the command could not be
+    interrupted: the next command gets a new one, without variables, functions and directory.
+    """
+
+    shell_ended: bool = False
+
+    def __repr__(self) -> str:
+        ended = ", shell_ended=True" if self.shell_ended else ""
+        return f"Shell{super().__repr__()[:-1]}{ended})"
+
+
 # Characters of one member in the representation of a result.
 _REPR_CHARACTERS: Final = 120
 
@@ -157,13 +171,50 @@ class ConnectionStatus(msgspec.Struct, frozen=True):
     gives_up_at: datetime.datetime | None = None  # while it is reconnecting
 
 
+class Screen(msgspec.Struct, frozen=True):
+    """What a person would see on a terminal; `str()` is its text without empty lines at the end.
+
+    `lines` are all rows without trailing blanks. `cursor` is a row and a column from 0, `size` the
+    number of both. `is_complete` unless output from before was not there any more: then parts that
+    the program has not drawn anew may be missing.
+    """
+
+    lines: tuple[str, ...]
+    cursor: tuple[int, int]
+    size: tuple[int, int]
+    title: str = ""
+    is_complete: bool = True
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines).rstrip("\n")
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class RunProgress(msgspec.Struct, frozen=True):
-    """One of several commands has ended: the `done`th of `total`, and its place in the list."""
+    """One of several commands has ended: the `done`th of `total`; `index` is its place in the list.
+
+    `outcome` is its result, or the exception that it has raised.
+    """
 
     done: int
     total: int
     index: int
-    result: Result
+    outcome: Result | Exception
+
+    @property
+    def result(self) -> Result:
+        """The result; raises the exception of a command that has none."""
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    @property
+    def error(self) -> Exception | None:
+        """The exception, such as Timeout or ProgramNotFound."""
+        return self.outcome if isinstance(self.outcome, Exception) else None
 
 
 class Stat(msgspec.Struct, frozen=True):

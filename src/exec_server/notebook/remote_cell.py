@@ -16,8 +16,9 @@ from exec_server.cli.errors import CommandError, UsageError
 from exec_server.cli.start_options import command_sandbox, command_variables, load_policy
 from exec_server.cli.targets import chosen_target
 from exec_server.client.commands import OutputLimit
-from exec_server.client.environment import OUTPUT_BYTES, Environment
+from exec_server.client.environment import Environment
 from exec_server.client.exceptions import CommandFailed, Timeout
+from exec_server.client.process import OUTPUT_BYTES
 from exec_server.client.results import Chunk, Result
 from exec_server.client.targets import AccessOptions, Target
 from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, StartupError, printable

@@ -8,12 +8,20 @@ import functools
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast
 
+from exec_server.client import (
+    commands,
+    environment,
+    http,
+    local_server,
+    port_forwarding,
+    process,
+    shell_session,
+)
 from exec_server.client import connect as client_connect
-from exec_server.client import environment, http, local_server, port_forwarding, process
 from exec_server.client.arguments import AnyPath
 from exec_server.client.commands import RunOptions
 from exec_server.client.connect import ConnectOptions
-from exec_server.client.results import Chunk, ConnectionStatus, Line, Result
+from exec_server.client.results import Chunk, ConnectionStatus, Line, Result, RunProgress
 from exec_server.errors import SessionLost
 from exec_server.protocol.process import ProcessId
 from exec_server.protocol.sandbox import Denial
@@ -66,15 +74,36 @@ class Process(BlockingHandle[process.Process]):
     read_some = blocking(process.Process.read_some)
     collect = blocking(process.Process.collect)
     read_until = blocking(process.Process.read_until)
+    expect = blocking(process.Process.expect)
     wait_for_output = blocking(process.Process.wait_for_output)
     write = blocking(process.Process.write)
     close_stdin = blocking(process.Process.close_stdin)
     resize = blocking(process.Process.resize)
+    screen = blocking(process.Process.screen)
     interrupt = blocking(process.Process.interrupt)
     signal = blocking(process.Process.signal)
     terminate = blocking(process.Process.terminate)
     kill = blocking(process.Process.kill)
     wait = blocking(process.Process.wait)
+
+
+class ShellSession(BlockingHandle[shell_session.ShellSession]):
+    """A shell with its state; `close`, or leaving its `with`, kills it."""
+
+    run = blocking(shell_session.ShellSession.run)
+
+
+class ResultStream(BlockingHandle[commands.ResultStream]):
+    """The results of several commands as they come.
+
+    Leaving the loop or the block, or `close` in any thread, kills the commands that run.
+    """
+
+    def __iter__(self) -> Iterator[RunProgress]:
+        try:
+            yield from iterate(self._thread, self._inner)
+        finally:
+            self.close()  # the loop was left, or its call cancelled
 
 
 class HttpStream(BlockingHandle[http.HttpStream]):
@@ -137,6 +166,14 @@ class Environment(Blocking[environment.Environment]):
         """Kill all processes and close the connection; running calls raise SessionLost."""
         self._thread.close()
 
+    def cancel_calls(self) -> None:
+        """Cancel the running calls of all threads: each raises Cancelled.
+
+        Commands that they have started are killed; processes of `start` go on, and so does the
+        environment. For any thread, such as that of a button or of a watchdog; does not wait.
+        """
+        self._thread.cancel_calls()
+
     @property
     def files(self) -> Files:
         if self._files is None:
@@ -175,8 +212,10 @@ class Environment(Blocking[environment.Environment]):
     detached_processes = blocking(environment.Environment.detached_processes)
     http = blocking(environment.Environment.http)
 
+    run_each = wrapped(environment.Environment.run_each, ResultStream)
     start = wrapped(environment.Environment.start, Process)
     attach = wrapped(environment.Environment.attach, Process)
+    shell_session = wrapped(environment.Environment.shell_session, ShellSession)
     http_stream = wrapped(environment.Environment.http_stream, HttpStream)
     forward_port = wrapped(environment.Environment.forward_port, PortForward)
     reverse_port = wrapped(environment.Environment.reverse_port, ReversePort)

@@ -26,7 +26,7 @@ from typing import (
 
 from exec_server.client.engine.flow_control import share_consumer
 from exec_server.client.handle import Handle
-from exec_server.errors import SessionLost
+from exec_server.errors import Cancelled, ExecServerError, SessionLost
 from exec_server.host import event_loop
 from exec_server.host.event_loop import ForkGuard
 
@@ -63,12 +63,14 @@ class _Call(Generic[A]):
         self.coroutine = coroutine
         self.outcome: futures.Future[A] = futures.Future()
         self.task: asyncio.Task[None] | None = None
+        self.is_closing = False  # it is not cancelled by other threads
+        self._reason: ExecServerError | None = None  # for which it was cancelled
 
     async def run(self) -> None:
         try:
             result = await self.coroutine
         except asyncio.CancelledError:
-            self.fail(SessionLost(_CLOSED))
+            self.fail(self._reason or SessionLost(_CLOSED))
             raise
         except BaseException as error:  # an edge: the calling thread raises it
             self.fail(error)
@@ -79,9 +81,15 @@ class _Call(Generic[A]):
     def fail(self, error: BaseException) -> None:
         _set_exception(self.outcome, error)
 
-    def cancel(self) -> None:
+    def cancel(self, reason: ExecServerError | None = None) -> None:
         if self.task is not None:
+            self._reason = reason
             self.task.cancel()
+
+    def end(self, error: SessionLost) -> None:
+        """The task has ended, perhaps without having run."""
+        self.coroutine.close()
+        self.fail(self._reason or error)
 
 
 def _set_exception(outcome: futures.Future[Any], error: BaseException) -> None:
@@ -118,7 +126,7 @@ class LoopThread(Generic[T]):
         self._stop = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
         self._calls: asyncio.TaskGroup | None = None
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[_Call[Any]] = set()
         # The outcomes that other threads wait for. None when the loop has ended.
         self._waiting: set[futures.Future[Any]] | None = set()
         self._lock = threading.Lock()  # guards `_waiting`
@@ -170,8 +178,8 @@ class LoopThread(Generic[T]):
             self._opened.set_result(None)
             await self._stop.wait()
             self._calls = None
-            for task in self._running:
-                task.cancel()
+            for call in self._running:
+                call.cancel()
 
     def call(
         self, work: Callable[P, Coroutine[Any, Any, A]], *args: P.args, **kwargs: P.kwargs
@@ -185,10 +193,21 @@ class LoopThread(Generic[T]):
         self._fork.check()
         if threading.current_thread() is self._thread:
             raise RuntimeError("a callback of the client must not call the client")
-        share_consumer()
         # The coroutine is made in this thread: so Python checks the arguments before anything
         # else, and the exception has the caller's traceback.
-        call = _Call(work(*args, **kwargs))
+        return self._finish(_Call(work(*args, **kwargs)))
+
+    def call_closing(self, work: Callable[[], Coroutine[Any, Any, A]]) -> A:
+        """The same for a coroutine that closes something: `cancel_calls` leaves it alone."""
+        self._fork.check()
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a callback of the client must not call the client")
+        call = _Call(work())
+        call.is_closing = True
+        return self._finish(call)
+
+    def _finish(self, call: _Call[A]) -> A:
+        share_consumer()
         try:
             self._register(call)
             self._start_soon(call)
@@ -255,11 +274,20 @@ class LoopThread(Generic[T]):
             call.coroutine.close()
             call.fail(error)
             return
-        self._running.add(call.task)
-        call.task.add_done_callback(self._running.discard)
+        self._running.add(call)
+        call.task.add_done_callback(lambda _: self._running.discard(call))
         # A task that is cancelled before its first step does not run at all.
-        call.task.add_done_callback(lambda _: call.coroutine.close())
-        call.task.add_done_callback(lambda _: call.fail(self._closed()))
+        call.task.add_done_callback(lambda _: call.end(self._closed()))
+
+    def cancel_calls(self) -> None:
+        """Cancel the running calls of all threads, which raise Cancelled after their clean-up."""
+        self._fork.check()
+        self._call_soon(self._cancel_running)
+
+    def _cancel_running(self) -> None:
+        for call in self._running:
+            if not call.is_closing:
+                call.cancel(Cancelled("the call was cancelled by cancel_calls()"))
 
     def close(self, *, is_interrupted: bool = False) -> None:
         """Leave the context, cancelling running calls, and end the thread.
@@ -365,7 +393,7 @@ class BlockingHandle(Blocking[H]):
             self.close()
             return
         with contextlib.suppress(SessionLost):  # the environment was closed
-            self._thread.call(self._close_soon)
+            self._thread.call_closing(self._close_soon)
 
     async def _close_soon(self) -> None:
         """Close within CANCEL_SECONDS, or leave that to the background."""
@@ -381,7 +409,7 @@ class BlockingHandle(Blocking[H]):
         if self._thread.is_forked:
             return
         with contextlib.suppress(SessionLost):  # the environment was closed
-            self._thread.call(self._inner.aclose)
+            self._thread.call_closing(self._inner.aclose)
 
     is_open = Attribute[bool]()
 

@@ -18,7 +18,7 @@ LACKS = ""
 
 
 class ToolsDriver:
-    """A shell that was lost is started anew by the next command, as a model does."""
+    """The tools as the package calls them."""
 
     def __init__(self, make: Callable[[], list[Any]]) -> None:
         self._make = make
@@ -36,9 +36,6 @@ class ToolsDriver:
             return 0, await bash.call({"command": command})
         except ToolError as error:
             text = str(error)
-            if text.startswith("bash: the shell has ended"):
-                await bash.call({"restart": True})
-                return await self.run(command)
             if failed := re.fullmatch(r"(?s)(.*)\[exit code (\d+)\]", text):
                 return int(failed[2]), failed[1]
             raise

@@ -13,7 +13,15 @@ from tests.support.memory_session import outcome, play
 
 from exec_server.client import output as reader_module
 from exec_server.client.exceptions import PatternNotFound
-from exec_server.client.output import Lines, PatternSearch, Pieces, read_until, wait_for_output
+from exec_server.client.output import (
+    Lines,
+    Pattern,
+    PatternMatch,
+    PatternSearch,
+    Pieces,
+    expect,
+    wait_for_output,
+)
 from exec_server.client.results import Chunk, Line
 
 
@@ -43,6 +51,12 @@ class Output:
     @property
     def rest(self) -> bytes:
         return b"".join(chunk.data for chunk in self.chunks)
+
+
+async def read_until(output: Output, pattern: Pattern, seconds: float | None) -> bytes:
+    """As Process.read_until does it."""
+    match = await expect(output, [pattern], seconds)
+    return match.before + match.matched
 
 
 @pytest.mark.parametrize(
@@ -101,7 +115,9 @@ def test_a_failed_search_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_patterns_of_other_types() -> None:
     for wrong, kind in ((3, TypeError), (re.compile("x"), TypeError), (b"", ValueError)):
         with pytest.raises(kind, match="pattern"):
-            PatternSearch(wrong)  # type: ignore[arg-type]
+            PatternSearch([wrong])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="no patterns"):
+        PatternSearch([])
 
 
 async def _lines(output: Output) -> list[tuple[str, str]]:
@@ -211,11 +227,65 @@ def test_alternating_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_compiled_pattern_is_not_searched_for_each_chunk_at_hand() -> None:
-    search = PatternSearch(re.compile(rb"x"))
+    search = PatternSearch([re.compile(rb"x")])
     assert not search.feed(b"." * 100, has_more=True)
     assert not search.feed(b"x", has_more=True)
     assert search.feed(b"." * 40, has_more=True)
     assert search.end == 101
-    search = PatternSearch(re.compile(rb"x"))
+    search = PatternSearch([re.compile(rb"x")])
     assert not search.feed(b"." * 100)
     assert search.feed(b"x")
+
+
+# ---- several patterns -----------------------------------------------------------------
+
+
+def test_the_earliest_match_wins_then_the_first_pattern() -> None:
+    async def run() -> None:
+        output = Output(b"a dollar$ then password: ", b"and $ again")
+        patterns: list[Pattern] = ["password: ", b"$ ", re.compile(rb"\$ ")]
+        found = await expect(output, patterns, None)
+        assert found == PatternMatch(1, b"$ ", b"a dollar", b"$ ")
+        assert (found.text, found.group(), found.group(0)) == ("a dollar", b"$ ", b"$ ")
+        found = await expect(output, patterns, None)
+        assert (found.index, found.before) == (0, b"then ")
+        assert output.rest == b"and $ again"
+        # Without the literal, and although it comes later.
+        found = await expect(output, [b"again", re.compile(rb"\$")], None)
+        assert (found.index, found.matched, output.rest) == (1, b"$", b" again")
+
+    play(run())
+
+
+def test_a_literal_does_not_overtake_a_compiled_pattern_whose_search_was_put_off() -> None:
+    search = PatternSearch([b"second", re.compile(rb"first")])
+    assert not search.feed(b"." * 1000, has_more=True)
+    assert not search.feed(b"first", has_more=True)
+    assert search.feed(b"second", has_more=True)
+    assert search.match is not None
+    assert (search.match.index, search.match.matched, search.end) == (1, b"first", 1005)
+
+
+def test_groups_by_number_and_name() -> None:
+    async def run() -> None:
+        pattern = re.compile(rb"port (?P<port>\d+)(/udp)?")
+        found = await expect(Output(b"listening at port 80."), [b"x", pattern], None)
+        assert (found.index, found.pattern, found.groups) == (1, pattern, (b"80", None))
+        assert (found.group("port"), found.group(1), found.group(2)) == (b"80", b"80", None)
+        for wrong in (3, -1, "host"):
+            with pytest.raises(IndexError, match="the pattern has no group"):
+                found.group(wrong)
+        found = await expect(Output(b"x"), ["x"], None)
+        with pytest.raises(IndexError, match="no group 'port'"):
+            found.group("port")
+
+    play(run())
+
+
+def test_the_end_without_any_pattern_names_all() -> None:
+    async def run() -> None:
+        with pytest.raises(PatternNotFound, match=r"ended without \[b'x', 'y'\]") as raised:
+            await expect(Output(b"z"), [b"x", "y"], None)
+        assert (raised.value.pattern, raised.value.output) == ([b"x", "y"], b"z")
+
+    play(run())

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.support.client import DEFAULT_TIMEOUT, scaled
 
 from exec_server import sync
 from exec_server.client.handle import Handle
-from exec_server.errors import SessionLost
+from exec_server.errors import Cancelled, SessionLost
 from exec_server.host import event_loop
 from exec_server.sync import thread as thread_module
 from exec_server.sync.thread import Blocking, BlockingHandle, LoopThread, blocking, iterate
@@ -437,3 +438,52 @@ def test_after_an_interrupt_a_thread_ends_in_the_background(
     may_leave.set()
     thread.close()
     assert thread not in thread_module._OPEN
+
+
+# ---- cancelling calls from another thread ---------------------------------------------
+
+
+def test_running_calls_are_cancelled_and_those_that_close_are_not() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    async def close_slowly() -> str:
+        begun.set()
+        while not may_end.is_set():
+            await asyncio.sleep(0.001)
+        return "closed"
+
+    thread = LoopThread(Counter)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            closing = threads.submit(thread.call_closing, close_slowly)
+            waiting = threads.submit(thread.call, thread.value.wait_forever)
+            assert begun.wait(scaled(DEFAULT_TIMEOUT))
+            thread.value.entered.clear()
+            while not waiting.done():
+                thread.cancel_calls()
+            with pytest.raises(Cancelled, match="cancelled by cancel_calls"):
+                waiting.result()
+            may_end.set()
+            assert closing.result() == "closed"
+        assert thread.call(thread.value.add) == 1
+    finally:
+        thread.close()
+
+
+def test_a_callback_in_the_thread_may_cancel_calls_but_not_close() -> None:
+    thread = LoopThread(Counter)
+
+    async def cancel_self() -> None:
+        thread.cancel_calls()
+        await asyncio.Event().wait()
+
+    async def close() -> None:
+        thread.call_closing(thread.value.fail)
+
+    try:
+        with pytest.raises(Cancelled):
+            thread.call(cancel_self)
+        with pytest.raises(RuntimeError, match="a callback of the client must not call"):
+            thread.call(close)
+    finally:
+        thread.close()
