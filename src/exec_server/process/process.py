@@ -20,7 +20,7 @@ from exec_server.errors import InternalError
 from exec_server.process import descendants
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
-from exec_server.process.output import CHUNK_BYTES, OutputLog, RecentOutputBudget
+from exec_server.process.output import OutputLog, RecentOutputBudget
 from exec_server.process.spawn import Child, resize_terminal, signal_foreground
 from exec_server.protocol import process as wire
 from exec_server.protocol.decoding import Notice
@@ -31,6 +31,7 @@ QUEUED_CHUNKS = 128
 # The same queue in bytes: large chunks would otherwise hold gigabytes for a child that sleeps.
 QUEUED_BYTES = 1_048_576
 
+Bytes = bytes | memoryview
 Emit = Callable[[Notice[msgspec.Struct], msgspec.Struct], None]
 # Whether the sandbox denied something to a command, judging by its exit code and its output.
 DenialCheck = Callable[[int, list[wire.OutputChunk]], tuple[bool, Denial | None]]
@@ -83,11 +84,11 @@ class StdinQueue:
         self._chunks: deque[memoryview] = deque()
         self._queued_bytes = 0
         # Chunks that wait for space in the queue; the end of the input waits with an empty chunk.
-        self._waiting: deque[tuple[bytes, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[Bytes, asyncio.Future[None]]] = deque()
         self._open = True
         self._writing = False
 
-    def write(self, data: bytes) -> asyncio.Future[None] | None:
+    def write(self, data: Bytes) -> asyncio.Future[None] | None:
         """Queue a chunk, or return a future for that; its cancellation withdraws the chunk."""
         if not self._open or not data:
             return None
@@ -134,7 +135,7 @@ class StdinQueue:
     def _has_space(self) -> bool:
         return len(self._chunks) < QUEUED_CHUNKS and self._queued_bytes < QUEUED_BYTES
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, data: Bytes) -> None:
         self._chunks.append(memoryview(data))
         self._queued_bytes += len(data)
 
@@ -261,11 +262,7 @@ class Process:
             data = _read_more_of_terminal(descriptor, data)
         elif len(data) == PIPE_BYTES:
             _enlarge_pipe(descriptor)
-        if len(data) <= CHUNK_BYTES:
-            self._publish(stream, data)
-        else:
-            for start in range(0, len(data), CHUNK_BYTES):
-                self._publish(stream, data[start : start + CHUNK_BYTES])
+        self._publish(stream, data)
         if self.log.reserved_bytes and self._aging is None:
             self._aging = self._loop.call_later(self.log.recent_seconds(), self._age_output)
         self._wake_waiters()
@@ -284,10 +281,12 @@ class Process:
             self._aging.cancel()
             self._aging = None
 
-    def _publish(self, stream: wire.Stream, chunk: bytes) -> None:
-        seq = self.log.append(stream, chunk)
+    def _publish(self, stream: wire.Stream, data: bytes) -> None:
+        seq = self.log.next_seq
+        for start in range(0, len(data), wire.CHUNK_BYTES):
+            self.log.append(stream, data[start : start + wire.CHUNK_BYTES])
         if self._flow != "retain":
-            self._emit(wire.OUTPUT, wire.OutputParams(self.id, seq, stream, chunk))
+            self._emit(wire.OUTPUT, wire.output(self.id, seq, stream, data))
 
     def _end_output(self, descriptor: int) -> None:
         del self._outputs[descriptor]
@@ -308,7 +307,7 @@ class Process:
         has_eof = self._had_eof if self._stdin is None else self._stdin.has_eof
         return not has_eof or write_id in self._write_ids
 
-    def write(self, data: bytes, write_id: str | None) -> asyncio.Future[None] | None:
+    def write(self, data: Bytes, write_id: str | None) -> asyncio.Future[None] | None:
         """Queue input; a future if the queue is full. Raises InternalError after `terminate`."""
         if write_id is not None and write_id in self._write_ids:
             earlier = self._write_ids[write_id]

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import pybase64
 from msgspec import UNSET, Raw, UnsetType
+from msgspec.structs import replace
 
 from exec_server.errors import (
     ExecServerError,
@@ -173,13 +174,18 @@ def request_body(method: str, params: object, *, has_uri_paths: bool = True) -> 
 
 
 def decode(message: bytes) -> Envelope:
-    """One message, a binary one with an Attached result; MalformedMessage unless it is JSON-RPC."""
+    """One message; MalformedMessage unless it is JSON-RPC.
+
+    The result of a binary message is Attached, or the params of a notification.
+    """
     if jsonrpc.is_binary(message):
         text, data = jsonrpc.split(message)
         envelope = decode(text)
-        if envelope.result is UNSET:
-            raise MalformedMessage("a binary message without a result")
-        return msgspec.structs.replace(envelope, result=jsonrpc.Attached(envelope.result, data))
+        if envelope.result is not UNSET:
+            return replace(envelope, result=jsonrpc.Attached(envelope.result, data))
+        if envelope.method is UNSET or envelope.id is not UNSET:
+            raise MalformedMessage("a binary message that is neither a result nor a notification")
+        return replace(envelope, params=jsonrpc.Attached(envelope.params, data))
     try:
         envelope = _decode_envelope(message)
     except _UNDECODABLE as error:
@@ -202,6 +208,17 @@ def decode_as(kind: type[R], text: Raw, name: str) -> R:
     except _UNDECODABLE as error:
         raise MalformedAnswer(f"{name}: {error}") from None
     return value
+
+
+def decode_params(notice: Notice[Any], params: Raw) -> Any:
+    """The struct of a notification; raises MalformedMessage."""
+    if not isinstance(params, jsonrpc.Attached):
+        return decode_as(notice.params, params, notice.name)
+    size = len(params.data)
+    if notice is not process.OUTPUT or not 0 < size <= process.RUN_BYTES:
+        raise MalformedMessage(f"{notice.name} with {size} bytes of data")
+    head = decode_as(process.OutputHead, params.value, notice.name)
+    return process.output(head.process_id, head.seq, head.stream, bytes(params.data))
 
 
 class _StartResult(process.StartResult, frozen=True):

@@ -34,6 +34,7 @@ from exec_server.client.engine.messages import (
     decode,
     decode_as,
     decode_environment,
+    decode_params,
     encode,
     find_notice,
     request_body,
@@ -56,7 +57,7 @@ from exec_server.errors import (
     printable,
 )
 from exec_server.host.event_loop import ForkGuard
-from exec_server.net.stream import MessageStream, ReceiverFactory
+from exec_server.net.stream import BinaryStream, MessageStream, ReceiverFactory
 from exec_server.protocol.decoding import Call, Notice
 from exec_server.protocol.jsonrpc import RequestId, encode_error, encode_result
 from exec_server.protocol.session import INITIALIZE, EnvironmentInfo, InitializeParams, SessionId
@@ -263,7 +264,7 @@ def deliver_notification(subscribers: Iterable[Subscriber], method: str, params:
     if notice is None:
         return False
     is_useful = False
-    decoded = decode_as(notice.params, params, method)
+    decoded = decode_params(notice, params)
     for subscriber in tuple(subscribers):
         try:
             is_useful |= subscriber.on_notice(notice, decoded) is True
@@ -593,7 +594,14 @@ class ClientSession:
         if connection.end_reason is not None:
             raise ConnectFailed(f"connection ended during initialize: {connection.end_reason}")
         initialize = InitializeCall(
-            request_body(INITIALIZE.name, InitializeParams(self._client_name, resume)),
+            request_body(
+                INITIALIZE.name,
+                InitializeParams(
+                    self._client_name,
+                    resume,
+                    binary_output=isinstance(connection.stream, BinaryStream),
+                ),
+            ),
             lambda answer: self._accept(connection, resume, answer),
         )
         try:
