@@ -8,7 +8,6 @@ child blocks. A client does the same for one process with `set_flow`.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 from collections import deque
@@ -17,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from exec_server.errors import InternalError
+from exec_server.host.pipes import ENLARGED_BYTES, PIPE_BYTES, enlarge_pipe
 from exec_server.process import descendants
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
@@ -36,10 +36,8 @@ Emit = Callable[[Notice[msgspec.Struct], msgspec.Struct], None]
 # Whether the sandbox denied something to a command, judging by its exit code and its output.
 DenialCheck = Callable[[int, list[wire.OutputChunk]], tuple[bool, Denial | None]]
 
-# The capacity of a new pipe, and of one that was found full. One read empties the pipe and
-# becomes several chunks.
-PIPE_BYTES = 65_536
-READ_BYTES = 4 * PIPE_BYTES
+# One read empties a pipe, also one that was enlarged, and becomes several chunks.
+READ_BYTES = ENLARGED_BYTES
 # The size of one read of a terminal, and how many reads are joined.
 TERMINAL_READ_BYTES = 4096
 TERMINAL_READS = 8
@@ -147,6 +145,8 @@ class StdinQueue:
                 self._queued_bytes -= written
                 if written < len(chunk):
                     self._chunks[0] = chunk[written:]
+                    if written == PIPE_BYTES:
+                        enlarge_pipe(self._descriptor)
                 else:
                     self._chunks.popleft()
                 self._accept_waiting()
@@ -261,7 +261,7 @@ class Process:
         if stream == "pty":
             data = _read_more_of_terminal(descriptor, data)
         elif len(data) == PIPE_BYTES:
-            _enlarge_pipe(descriptor)
+            enlarge_pipe(descriptor)
         self._publish(stream, data)
         if self.log.reserved_bytes and self._aging is None:
             self._aging = self._loop.call_later(self.log.recent_seconds(), self._age_output)
@@ -523,11 +523,3 @@ def _read_more_of_terminal(descriptor: int, data: bytes) -> bytes:
     except OSError:
         pass  # nothing available now, or the end, which the next read reports again
     return b"".join(pieces)
-
-
-def _enlarge_pipe(descriptor: int) -> None:
-    """Enlarge a pipe that was full; not every pipe, as the kernel limits a user's pipe memory."""
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, READ_BYTES)
-    except OSError:
-        pass  # the pipe keeps its size

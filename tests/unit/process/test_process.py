@@ -15,10 +15,11 @@ import msgspec
 import pytest
 
 from exec_server.errors import InternalError
+from exec_server.host.pipes import PIPE_BYTES
 from exec_server.process import descendants, process
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
-from exec_server.process.process import PIPE_BYTES, READ_BYTES, DenialCheck, Process
+from exec_server.process.process import READ_BYTES, DenialCheck, Process
 from exec_server.process.spawn import Child
 from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import (

@@ -262,6 +262,15 @@ def decode_environment(text: Raw) -> EnvironmentInfo:
         raise MalformedAnswer(f"environment: {error}") from None
 
 
+def without_binary(info: EnvironmentInfo) -> EnvironmentInfo:
+    """The environment for a connection without binary messages.
+
+    A server behind `exec-server forward` knows only that its own end is a WebSocket.
+    """
+    capabilities = replace(info.capabilities, fs_binary=False, process_binary=False)
+    return replace(info, capabilities=capabilities)
+
+
 # PendingCall: a request of the client until its answer. CallQueue: those that wait to be sent.
 class PendingCall:
     """A request that is queued or sent; cancelling its future discards the answer.

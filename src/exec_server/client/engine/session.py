@@ -38,6 +38,7 @@ from exec_server.client.engine.messages import (
     encode,
     find_notice,
     request_body,
+    without_binary,
 )
 from exec_server.client.engine.server_features import ServerFeatures, discover
 from exec_server.errors import (
@@ -631,7 +632,10 @@ class ClientSession:
             raise SessionLost("exec-server initialized an unexpected session")
         self.session_id = initialized.session_id
         if initialized.environment_info is not UNSET:
-            info = self.environment_info = decode_environment(initialized.environment_info)
+            info = decode_environment(initialized.environment_info)
+            if not isinstance(connection.stream, BinaryStream):
+                info = without_binary(info)
+            self.environment_info = info
             self.features = ServerFeatures(
                 capabilities=info.capabilities, has_sessions=self.session_id is not None
             )
