@@ -159,7 +159,7 @@ class Connection:
             self._break_off("a message")
 
     def _receive(self, message: bytes) -> None:
-        if self._send_binary is not None and jsonrpc.is_binary(message):
+        if message[:1] == jsonrpc.BINARY_MARK and self._send_binary is not None:
             self._binary_received(message)
         elif len(message) > SHORT_BYTES and _is_costly(message):
             self._is_decoding = True
@@ -167,22 +167,19 @@ class Connection:
             self._create_task(self._decode_in_thread(message))
             return
         else:
-            self._text_received(message)
+            try:
+                decoded = jsonrpc.decode(message)
+            except MalformedMessage as error:
+                self._refuse(error)
+            else:
+                if type(decoded) is not jsonrpc.Request:
+                    self._dispatch(decoded, len(message))
+                elif self._is_unhindered() and (method := METHODS.get(decoded.method)) is not None:
+                    self._answer(decoded, method, len(message))
+                else:
+                    self._accept(decoded, len(message))
         if self._is_congested:
             self._update_reading()
-
-    def _text_received(self, message: bytes) -> None:
-        try:
-            decoded = jsonrpc.decode(message)
-        except MalformedMessage as error:
-            self._refuse(error)
-            return
-        if type(decoded) is not jsonrpc.Request:
-            self._dispatch(decoded, len(message))
-        elif self._is_unhindered() and (method := METHODS.get(decoded.method)) is not None:
-            self._answer(decoded, method, len(message))
-        else:
-            self._accept(decoded, len(message))
 
     def _binary_received(self, message: bytes) -> None:
         """Accept a request with data; its JSON text is short."""
