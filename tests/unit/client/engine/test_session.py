@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from exec_server.client.engine.session import ClientSession
 from exec_server.errors import ConnectFailed, RegistryUnavailable, SessionLost
 from exec_server.protocol import files, process
 from exec_server.protocol.decoding import Notice
-from exec_server.protocol.session import STATUS, EnvironmentStatus
+from exec_server.protocol.session import STATUS, Capabilities, EnvironmentStatus
 
 # ---- the handshake --------------------------------------------------------------------
 
@@ -49,6 +50,24 @@ def test_the_handshake_is_that_of_the_reference() -> None:
             assert session.environment_info.shell.path == "/bin/sh"
             assert not session.environment_info.capabilities.fs_watch_missing
         assert stream.closed == (1000, "the session was closed")
+
+    play(scene())
+
+
+def test_a_relay_carries_no_binary_messages_whatever_the_server_says() -> None:
+    """A server behind `exec-server forward` sees a WebSocket."""
+    greeting = json.loads(json.dumps(GREETING))
+    greeting["environmentInfo"]["capabilities"] = dict.fromkeys(
+        ("fsBinary", "processBinary", "processList"), True
+    )
+
+    async def scene() -> None:
+        dialer = MemoryDialer()
+        dialer.greet = lambda stream, request: stream.answer(request, greeting)
+        async with ClientSession(dialer) as session:
+            known = Capabilities(process_list=True)
+            assert session.features.capabilities == known
+            assert session.environment_info.capabilities == known
 
     play(scene())
 
