@@ -81,16 +81,14 @@ def target(kind: str, server: Server, folder: str) -> Iterator[Callable[[], obje
     is_ours = server.label != REFERENCE
     program = _without_listen(server) if is_ours else [sys.executable, "-m", "exec_server"]
     variables = {**os.environ, **server.environment}
-    with _words(kind, server, folder, variables) as words:
-        argv = [*program, "exec", "-n", *words, "true"]
+    with words(kind, server, folder, variables) as target_words:
+        argv = [*program, "exec", "-n", *target_words, "true"]
         yield lambda: subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, env=variables)
 
 
 @contextmanager
-def _words(
-    kind: str, server: Server, folder: str, variables: dict[str, str]
-) -> Iterator[list[str]]:
-    """The words that name the target."""
+def words(kind: str, server: Server, folder: str, variables: dict[str, str]) -> Iterator[list[str]]:
+    """Starts a server as this kind of target; yields the words that name it."""
     if kind == "stdio":
         yield [f"stdio:{shlex.join(_listening(server, 'stdio'))}"]
     elif kind == "relay":

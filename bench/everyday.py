@@ -7,6 +7,7 @@ journal of a disk is not measured. The memory of our two sides is sampled meanwh
 
 The commands are compared too, each a process and a connection of its own: `exec-server exec` on
 every kind of target and others, ssh, and ssh with the connection that stays open (ControlMaster).
+Then 200 MiB are piped through a command, up, down and both ways, with the default cipher of ssh.
 At last a step of an agent goes through every adapter of `bench.agent_steps` whose framework is
 installed. All of it takes some four minutes.
 """
@@ -28,7 +29,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import agent_steps, bare, commands
+from bench import agent_steps, bare, commands, piping
 from bench.servers import OURS, Server, stop
 from exec_server import Environment, connect
 from exec_server.host import libc
@@ -133,9 +134,13 @@ class Ssh:
         """One command that does nothing."""
         _quietly("ssh", *self._options(), self._where, "true")
 
+    def alone(self) -> list[str]:
+        """The words before a command that has a connection of its own."""
+        return ["ssh", *self._options(), "-o", "ControlPath=none", self._where]
+
     def run_alone(self) -> None:
-        """The same with a connection of its own."""
-        _quietly("ssh", *self._options(), "-o", "ControlPath=none", self._where, "true")
+        """One command that does nothing, with a connection of its own."""
+        _quietly(*self.alone(), "true")
 
     def copy(self, source: Path, target: Path, *, up: bool) -> None:
         """Copies a file or a tree up or down."""
@@ -271,9 +276,13 @@ def _row(title: str, ours: float, theirs: float, unit: str, target: float) -> st
     )
 
 
+def _program() -> str:
+    return os.path.join(os.path.dirname(sys.executable), "exec-server")
+
+
 def _starts(url: str, ssh: Ssh | None) -> str:
     """The times of whole commands, from the start of the program to its end."""
-    program = os.path.join(os.path.dirname(sys.executable), "exec-server")
+    program = _program()
     server = Server(OURS, [program, "--listen", "ws://127.0.0.1:0"])
     jobs: dict[str, Callable[[], object]] = {
         "a bare interpreter": lambda: _quietly(sys.executable, "-c", "pass"),
@@ -323,6 +332,9 @@ async def _measure(size: int) -> None:
                 print(f"{'':<24}{'ours':>10}{'ssh':>10}       {'ratio':>7}  target   met")
                 print(_row("run true, p50", *middle, "ms", 1.0))
                 print(f"\n{_starts(url, ssh)}\n")
+                for title, *rates in piping.rates(_program(), folder, ssh.alone()):
+                    print(_row(title, *rates, "MB/s", BULK_RATIO))
+                print()
                 with Memory({"client": os.getpid(), "server": pid}) as memory:
                     for title, up in (("upload", True), ("download", False)):
                         taken = await _transfers(env, ssh, folder / "source", up=up)

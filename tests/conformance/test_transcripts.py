@@ -164,6 +164,7 @@ _OUR_EXIT_CODES: dict[str, dict[str, int]] = {
 # Capabilities that the recorded server did not know: docs/protocol.md, "Extensions".
 OUR_EXTENSIONS = frozenset(
     {
+        "processBinary",
         "processCloseStdin",
         "processResize",
         "processSignals",

@@ -75,6 +75,9 @@ _RESULTS: Final = (
 )
 
 
+_OUTPUT = {"processId": "p", "seq": 7, "stream": "stdout"}
+
+
 def _answer(data: bytes) -> None:
     """A message of a server, as the client reads it."""
     try:
@@ -89,6 +92,22 @@ def _answer(data: bytes) -> None:
         for decode in (client_messages.decode_environment, _decode_block):
             with suppress(ExecServerError):
                 decode(raw)
+
+
+def _binary_message(data: bytes) -> None:
+    """A message with data, as the client reads it; output is what its chunks are together."""
+    try:
+        envelope = client_messages.decode(data)
+        notice = client_messages.find_notice(str(envelope.method))
+        if notice is None:
+            return
+        event = client_messages.decode_params(notice, envelope.params)
+    except MalformedMessage:
+        return
+    if isinstance(event, process.OutputRun):
+        chunks = list(process.output_chunks(event))
+        assert b"".join(chunk for _, chunk in chunks) == event.chunk
+        assert [seq for seq, _ in chunks] == [*range(event.seq, event.last_seq + 1)]
 
 
 def _path(data: bytes) -> None:
@@ -277,6 +296,17 @@ TARGETS: Final = (
         ),
         (b"result", b"params", b"chunk", b"eof"),
         is_json=True,
+    ),
+    Target(
+        "binary-messages",
+        _binary_message,
+        (
+            jsonrpc.head(json_bytes({"method": "process/output", "params": _OUTPUT})) + b"data",
+            jsonrpc.head(json_bytes({"method": "process/output", "params": _OUTPUT})) + bytes(9000),
+            jsonrpc.head(json_bytes({"id": 1, "result": {"eof": True}})) + b"data",
+            jsonrpc.head(json_bytes({"method": "process/closed", "params": _OUTPUT})) + b"data",
+        ),
+        (b"\0\0\0", b"process/output", b"seq", b"stream", b"stdout"),
     ),
     Target(
         "path-uris",

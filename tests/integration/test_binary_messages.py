@@ -1,8 +1,9 @@
-"""Binary messages: blocks and batches of files as bytes, on WebSockets only."""
+"""Binary messages: files, and input and output of processes, as bytes; on WebSockets only."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 from collections.abc import Iterator
@@ -22,18 +23,23 @@ from exec_server.protocol.jsonrpc import TEXT_BYTES, head, split
 class Raw:
     """A client that sends and receives messages as they are."""
 
-    def __init__(self, socket: ClientConnection) -> None:
+    def __init__(self, socket: ClientConnection, **options: Any) -> None:
         self._socket = socket
         self._number = 0
-        self.info = self.ask("initialize", clientName="raw")["result"]["environmentInfo"]
+        result = self.ask("initialize", clientName="raw", **options)["result"]
+        self.info = result["environmentInfo"]
         socket.send('{"method":"initialized","params":{}}')
 
     def ask(self, method: str, data: bytes | None = None, **params: object) -> dict[str, Any]:
         """The answer to a request; the data of a binary answer is its member `data`."""
+        self.post(method, data, **params)
+        return self.receive()
+
+    def post(self, method: str, data: bytes | None = None, **params: object) -> None:
+        """Send a request, and do not wait for the answer."""
         self._number += 1
         text = json.dumps({"id": self._number, "method": method, "params": params})
         self._socket.send(text if data is None else head(text.encode()) + data)
-        return self.receive()
 
     def send(self, message: bytes) -> None:
         self._socket.send(message)
@@ -50,6 +56,13 @@ class Raw:
 def raw(ours: ClientTarget) -> Iterator[Raw]:
     with connect(ours.url, max_size=None, proxy=None) as socket:
         yield Raw(socket)
+
+
+@pytest.fixture
+def bytes_wanted(ours: ClientTarget) -> Iterator[Raw]:
+    """A client that wants output as bytes."""
+    with connect(ours.url, max_size=None, proxy=None) as socket:
+        yield Raw(socket, binaryOutput=True)
 
 
 @pytest.mark.quick
@@ -196,7 +209,105 @@ def test_pipes_carry_no_binary_messages(tmp_path: Path) -> None:
     async def scene() -> None:
         async with Environment.local() as env:
             assert env.capabilities.fs_binary is False
+            assert env.capabilities.process_binary is False
+            assert (await env.run(["cat"], input=b"\0\xff" * 100_000)).stdout == b"\0\xff" * 100_000
             async with env.files.open(tmp_path / "file") as file:
                 assert len(await file.read()) == 2_000_000
+
+    asyncio.run(scene())
+
+
+def _start(raw: Raw, *argv: str) -> None:
+    started = raw.ask(
+        "process/start",
+        processId="p",
+        argv=list(argv),
+        cwd="/",
+        env={"PATH": os.environ["PATH"]},
+        tty=False,
+        pipeStdin=True,
+    )
+    assert started["result"]["processId"] == "p"
+
+
+def _events(raw: Raw, answers: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The params of notifications up to the close, with their data; answers go to the list."""
+    while True:
+        message = raw.receive()
+        if "method" not in message:
+            answers.append(message)
+            continue
+        yield {**message["params"], "data": message.get("data")}
+        if message["method"] == "process/closed":
+            return
+
+
+@pytest.mark.quick
+def test_input_and_output_of_a_process_are_bytes(bytes_wanted: Raw) -> None:
+    raw = bytes_wanted
+    assert raw.info["capabilities"]["processBinary"] is True
+    _start(raw, "sh", "-c", "cat; echo done >&2")
+    data = os.urandom(300_000)
+    answers: list[dict[str, Any]] = []
+    raw.post("process/writeBinary", data, processId="p", writeId="1")
+    raw.post("process/writeBinary", b"!", processId="p", writeId="2")
+    raw.post("process/writeBinary", b"!", processId="p", writeId="2")  # is not written twice
+    raw.post("process/closeStdin", processId="p")
+    events = list(_events(raw, answers))
+    assert [answer["result"] for answer in answers] == [{"status": "accepted"}] * 3 + [{}]
+    output = [event for event in events if event["data"] is not None]
+    assert b"".join(e["data"] for e in output if e["stream"] == "stdout") == data + b"!"
+    assert b"".join(e["data"] for e in output if e["stream"] == "stderr") == b"done\n"
+    seq = 1
+    for event in events:
+        assert event["seq"] == seq
+        seq += 1 if event["data"] is None else -(-len(event["data"]) // 8192)
+    # The numbers are those of the chunks that can be read.
+    read = raw.ask("process/read", processId="p")["result"]
+    assert (read["nextSeq"], max(len(each["chunk"]) for each in read["chunks"])) == (seq, 10_924)
+
+
+def test_a_client_that_does_not_ask_gets_text(raw: Raw) -> None:
+    _start(raw, "head", "-c", "20000", "/dev/zero")
+    raw.post("process/writeBinary", b"x", processId="other")
+    answers: list[dict[str, Any]] = []
+    chunks = [event["chunk"] for event in _events(raw, answers) if "chunk" in event]
+    assert max(map(len, chunks)) <= 10_924
+    assert sum(len(base64.b64decode(chunk)) for chunk in chunks) == 20_000
+    assert [answer["result"] for answer in answers] == [{"status": "unknownProcess"}]
+
+
+def test_wrong_input_is_refused(raw: Raw) -> None:
+    for wrong in ({}, {"processId": 1}, {"processId": "p", "writeId": ""}):
+        answer = raw.ask("process/writeBinary", b"x", **wrong)
+        assert answer["error"]["code"] == -32602
+    # In the form of a text there is no input.
+    answer = raw.ask("process/writeBinary", processId="p")
+    assert answer["result"] == {"status": "unknownProcess"}
+    raw.send(head(b'{"id":9,"method":"process/write","params":{"processId":"p"}}') + b"x")
+    assert "takes data" in raw.receive()["error"]["message"]
+
+
+def test_much_goes_through_a_process_in_order(ours: ClientTarget) -> None:
+    data = os.urandom(1 << 20) * 8
+
+    async def scene() -> None:
+        async with connect_client(ours.url) as env, env.start(["cat"], stdin=True) as process:
+
+            async def feed() -> None:
+                await process.write(data)
+                await process.close_stdin()
+
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(feed())
+                got = bytearray()
+                while chunks := await process.read_some():
+                    for chunk in chunks:
+                        got += chunk.data
+            assert got == data
+
+            async with env.start(["seq", "100000"]) as counting:
+                lines = [line async for line in counting.lines()]
+            assert lines == [str(number) for number in range(1, 100_001)]
 
     asyncio.run(scene())

@@ -244,8 +244,8 @@ _PROBES: dict[str, Probe] = {
 }
 
 
-# Its messages are no JSON: test_binary_messages shows them.
-_SHOWN_ELSEWHERE = {"fsBinary"}
+# Their messages are no JSON: test_binary_messages shows them.
+_SHOWN_ELSEWHERE = {"fsBinary", "processBinary"}
 
 
 def test_every_extension_that_is_reported_has_a_probe(client: Client) -> None:

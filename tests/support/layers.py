@@ -38,7 +38,7 @@ LAYERS = [
     Layer(2, "line patterns", ("filesystem.line_patterns",), ("errors",), _PURE),
     Layer(2, "output", ("process.output", "process.retention"), ("errors", "protocol"), _PURE),
     # The client and its commands import these modules of `host`, which need no Linux.
-    Layer(2, "portable", ("host.clock", "host.event_loop", "host.interpreter"), ()),
+    Layer(2, "portable", ("host.clock", "host.event_loop", "host.interpreter", "host.pipes"), ()),
     Layer(
         2,
         "host",

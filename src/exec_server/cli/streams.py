@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 
 _CLEAR_LINE: Final = "\r\x1b[K"
-# One read returns at most the capacity of a pipe.
-READ_BYTES: Final = 65_536
+# One read of a file, or of a pipe that is kept full and so was enlarged.
+READ_BYTES: Final = 262_144
+# What a read of another pipe that is full returns.
+_FULL_PIPE_BYTES: Final = 65_536
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -148,15 +150,24 @@ class StdinReader:
             if not self._is_file:
                 await self._wait_readable()
             try:
-                return os.read(self._descriptor, READ_BYTES)
+                data = os.read(self._descriptor, READ_BYTES)
             except BlockingIOError:
                 continue  # another process that shares the descriptor has read the bytes
             except OSError:
                 return b""
+            if len(data) == _FULL_PIPE_BYTES:
+                from exec_server.host.pipes import enlarge_pipe
+
+                enlarge_pipe(self._descriptor)
+            return data
 
     async def _wait_readable(self) -> None:
         import asyncio  # slow to import, and not needed for texts
 
+        await asyncio.sleep(0)  # a flood of input does not keep others from running
+        with contextlib.suppress(OSError, ValueError):  # a number that select does not take
+            if select.select([self._descriptor], [], [], 0)[0]:
+                return
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
         try:

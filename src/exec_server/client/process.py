@@ -34,13 +34,15 @@ from exec_server.errors import (
     StdinClosed,
     Unsupported,
 )
-from exec_server.protocol.decoding import Base64
+from exec_server.protocol.decoding import Base64, Call
+from exec_server.protocol.jsonrpc import Attached
 from exec_server.protocol.process import (
     CLOSE_STDIN,
     READ,
     RESIZE,
     SIGNAL,
     WRITE,
+    WRITE_BINARY,
     CloseStdinParams,
     Detach,
     ExitedParams,
@@ -51,7 +53,9 @@ from exec_server.protocol.process import (
     Signal,
     SignalParams,
     StartParams,
+    WriteBinaryParams,
     WriteParams,
+    WriteResult,
 )
 from exec_server.protocol.sandbox import Denial
 
@@ -136,8 +140,7 @@ class ProcessInput:
                 self._check()
                 self._last_number += 1
                 self._unacknowledged += len(piece)
-                number = str(self._last_number)
-                self._spawn(self._write(WriteParams(self._id, Base64(piece), number)))
+                self._spawn(self._write(piece, str(self._last_number)))
 
     @property
     def is_full(self) -> bool:
@@ -197,12 +200,17 @@ class ProcessInput:
         self._writes.discard(future)
         self._progress.set()
 
-    async def _write(self, params: WriteParams) -> None:
+    async def _write(self, piece: bytes, number: str) -> None:
         # In the background: a process that does not read its input must not exempt full queues
         # from flow control.
+        features, send = self._session.features, self._session.call_in_background
         try:
-            may_repeat = self._session.features.repeats_writes_safely
-            answer = await self._session.call_in_background(WRITE, params, is_retryable=may_repeat)
+            if features.capabilities.process_binary:
+                data = Attached(WriteBinaryParams(self._id, number), piece)
+                answer = await send(_WRITE_BINARY, data)
+            else:
+                params = WriteParams(self._id, Base64(piece), number)
+                answer = await send(WRITE, params, is_retryable=features.repeats_writes_safely)
             status = answer.status
         except InternalError as error:
             self.fail(StdinClosed(f"the process takes no input: {error}"))
@@ -212,9 +220,12 @@ class ProcessInput:
             if status != "accepted":
                 self.fail(StdinClosed(f"the process takes no input: {_REASONS[status]}"))
         finally:
-            self._unacknowledged -= len(params.chunk)
+            self._unacknowledged -= len(piece)
 
 
+_WRITE_BINARY: Final[Call[Attached[WriteBinaryParams], WriteResult]] = Call(
+    WRITE_BINARY.name, Attached, WriteResult
+)
 _REASONS: Final = {
     "unknownProcess": "it has ended",
     "stdinClosed": "it was started without stdin, or its stdin was closed",
@@ -223,6 +234,8 @@ _REASONS: Final = {
 
 
 def _pieces(data: bytes, size: int) -> Iterator[bytes]:
+    if isinstance(data, bytes) and len(data) <= size:
+        return iter((data,) if data else ())  # not copied
     view = memoryview(data)
     return (bytes(view[start : start + size]) for start in range(0, len(data), size))
 
@@ -425,7 +438,7 @@ class Process(Handle):
         while True:
             output.begin_read(None)
             while output and size < limit:
-                pieces.append(output.pop().data)
+                pieces.append(output.pop_whole().data)
                 size += len(pieces[-1])
             output.recover_skipped()
             if self._failure is not None and not pieces:
@@ -442,6 +455,11 @@ class Process(Handle):
 
     async def _next(self, reader: Reader | None) -> Chunk:
         """The next chunk, for a reader; raises StopAsyncIteration at the end."""
+        await self._wait_for_output(reader)
+        return self._output.pop()
+
+    async def _wait_for_output(self, reader: Reader | None) -> None:
+        """Wait until output is queued; raises StopAsyncIteration at the end."""
         self._started()
         output = self._output
         output.begin_read(reader)
@@ -452,15 +470,15 @@ class Process(Handle):
             if self._is_closed or self._is_output_discarded:
                 raise StopAsyncIteration
             await self._wait_for_change()
-        return output.pop()
 
     async def _next_some(self, reader: Reader | None) -> list[Chunk]:
         try:
-            chunks = [await self._next(reader)]
+            await self._wait_for_output(reader)
         except StopAsyncIteration:
             return []
+        chunks = []
         while self._output:
-            chunks.append(self._output.pop())
+            chunks.append(self._output.pop_whole())
         return chunks
 
     async def wait(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - as in Popen

@@ -21,7 +21,7 @@ EXECUTOR_VERSION = f"0.169.0+exec-server.{__version__}"
 _CAPABILITIES = {
     name: True
     for name in Capabilities.__struct_fields__
-    if name not in ("windows_mxc", "fs_binary", "other_users")
+    if name not in ("windows_mxc", "fs_binary", "process_binary", "other_users")
 }
 
 _KNOWN_SHELLS = ("zsh", "bash", "sh", "pwsh", "powershell", "cmd")

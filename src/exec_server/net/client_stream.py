@@ -57,7 +57,7 @@ class ClientStream:
         self._socket.send(message, is_text=True)
 
     def send_binary(self, head: bytes, data: bytes) -> None:
-        self._socket.send(b"%b%b" % (head, data), is_text=False)
+        self._socket.send_binary(head, data)
 
     async def send_parts(self, parts: AsyncIterator[bytes], size: int) -> None:
         await self._socket.send_parts(parts, is_text=True)

@@ -13,10 +13,8 @@ from collections.abc import Iterable
 from itertools import islice
 
 from exec_server.process.retention import LargestFirst, RetentionAccount
-from exec_server.protocol.process import OutputChunk, Stream
+from exec_server.protocol.process import CHUNK_BYTES, OutputChunk, Stream
 
-# The wire promises clients that no chunk is larger.
-CHUNK_BYTES = 8192
 # Output that a client can fetch after reconnecting. Above this the oldest chunks are dropped.
 RETAINED_BYTES = 1_048_576
 # Recent output: at least the output of the last RECENT_SECONDS, and at most twice as old, up to

@@ -8,7 +8,6 @@ child blocks. A client does the same for one process with `set_flow`.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 from collections import deque
@@ -17,10 +16,11 @@ from collections.abc import Callable
 import msgspec
 
 from exec_server.errors import InternalError
+from exec_server.host.pipes import ENLARGED_BYTES, PIPE_BYTES, enlarge_pipe
 from exec_server.process import descendants
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
-from exec_server.process.output import CHUNK_BYTES, OutputLog, RecentOutputBudget
+from exec_server.process.output import OutputLog, RecentOutputBudget
 from exec_server.process.spawn import Child, resize_terminal, signal_foreground
 from exec_server.protocol import process as wire
 from exec_server.protocol.decoding import Notice
@@ -31,14 +31,13 @@ QUEUED_CHUNKS = 128
 # The same queue in bytes: large chunks would otherwise hold gigabytes for a child that sleeps.
 QUEUED_BYTES = 1_048_576
 
+Bytes = bytes | memoryview
 Emit = Callable[[Notice[msgspec.Struct], msgspec.Struct], None]
 # Whether the sandbox denied something to a command, judging by its exit code and its output.
 DenialCheck = Callable[[int, list[wire.OutputChunk]], tuple[bool, Denial | None]]
 
-# The capacity of a new pipe, and of one that was found full. One read empties the pipe and
-# becomes several chunks.
-PIPE_BYTES = 65_536
-READ_BYTES = 4 * PIPE_BYTES
+# One read empties a pipe, also one that was enlarged, and becomes several chunks.
+READ_BYTES = ENLARGED_BYTES
 # The size of one read of a terminal, and how many reads are joined.
 TERMINAL_READ_BYTES = 4096
 TERMINAL_READS = 8
@@ -83,11 +82,11 @@ class StdinQueue:
         self._chunks: deque[memoryview] = deque()
         self._queued_bytes = 0
         # Chunks that wait for space in the queue; the end of the input waits with an empty chunk.
-        self._waiting: deque[tuple[bytes, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[Bytes, asyncio.Future[None]]] = deque()
         self._open = True
         self._writing = False
 
-    def write(self, data: bytes) -> asyncio.Future[None] | None:
+    def write(self, data: Bytes) -> asyncio.Future[None] | None:
         """Queue a chunk, or return a future for that; its cancellation withdraws the chunk."""
         if not self._open or not data:
             return None
@@ -134,7 +133,7 @@ class StdinQueue:
     def _has_space(self) -> bool:
         return len(self._chunks) < QUEUED_CHUNKS and self._queued_bytes < QUEUED_BYTES
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, data: Bytes) -> None:
         self._chunks.append(memoryview(data))
         self._queued_bytes += len(data)
 
@@ -146,6 +145,8 @@ class StdinQueue:
                 self._queued_bytes -= written
                 if written < len(chunk):
                     self._chunks[0] = chunk[written:]
+                    if written == PIPE_BYTES:
+                        enlarge_pipe(self._descriptor)
                 else:
                     self._chunks.popleft()
                 self._accept_waiting()
@@ -260,12 +261,8 @@ class Process:
         if stream == "pty":
             data = _read_more_of_terminal(descriptor, data)
         elif len(data) == PIPE_BYTES:
-            _enlarge_pipe(descriptor)
-        if len(data) <= CHUNK_BYTES:
-            self._publish(stream, data)
-        else:
-            for start in range(0, len(data), CHUNK_BYTES):
-                self._publish(stream, data[start : start + CHUNK_BYTES])
+            enlarge_pipe(descriptor)
+        self._publish(stream, data)
         if self.log.reserved_bytes and self._aging is None:
             self._aging = self._loop.call_later(self.log.recent_seconds(), self._age_output)
         self._wake_waiters()
@@ -284,10 +281,12 @@ class Process:
             self._aging.cancel()
             self._aging = None
 
-    def _publish(self, stream: wire.Stream, chunk: bytes) -> None:
-        seq = self.log.append(stream, chunk)
+    def _publish(self, stream: wire.Stream, data: bytes) -> None:
+        seq = self.log.next_seq
+        for start in range(0, len(data), wire.CHUNK_BYTES):
+            self.log.append(stream, data[start : start + wire.CHUNK_BYTES])
         if self._flow != "retain":
-            self._emit(wire.OUTPUT, wire.OutputParams(self.id, seq, stream, chunk))
+            self._emit(wire.OUTPUT, wire.output(self.id, seq, stream, data))
 
     def _end_output(self, descriptor: int) -> None:
         del self._outputs[descriptor]
@@ -308,7 +307,7 @@ class Process:
         has_eof = self._had_eof if self._stdin is None else self._stdin.has_eof
         return not has_eof or write_id in self._write_ids
 
-    def write(self, data: bytes, write_id: str | None) -> asyncio.Future[None] | None:
+    def write(self, data: Bytes, write_id: str | None) -> asyncio.Future[None] | None:
         """Queue input; a future if the queue is full. Raises InternalError after `terminate`."""
         if write_id is not None and write_id in self._write_ids:
             earlier = self._write_ids[write_id]
@@ -526,11 +525,3 @@ def _read_more_of_terminal(descriptor: int, data: bytes) -> bytes:
     except OSError:
         pass  # nothing available now, or the end, which the next read reports again
     return b"".join(pieces)
-
-
-def _enlarge_pipe(descriptor: int) -> None:
-    """Enlarge a pipe that was full; not every pipe, as the kernel limits a user's pipe memory."""
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, READ_BYTES)
-    except OSError:
-        pass  # the pipe keeps its size

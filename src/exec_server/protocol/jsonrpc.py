@@ -35,6 +35,8 @@ _CONTAINERS = frozenset({dict, list})
 TEXT_BYTES: Final = 32_768
 
 _SIZE_BYTES: Final = 4
+# The first byte of a binary message.
+BINARY_MARK: Final = b"\0"
 
 P = TypeVar("P")
 
@@ -234,7 +236,7 @@ class Attached(NamedTuple, Generic[P]):
 
 def is_binary(message: bytes) -> bool:
     """Whether a message is binary, if its stream carries such messages at all."""
-    return message[:1] == b"\0"
+    return message[:1] == BINARY_MARK
 
 
 def head(text: bytes) -> bytes:

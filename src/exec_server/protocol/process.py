@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, NewType
+from typing import Any, ClassVar, Final, Literal, NewType
 
 import msgspec
 import pybase64
@@ -26,6 +27,10 @@ from exec_server.protocol.network import ManagedNetwork, NetworkProxy
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.sandbox import Confinable, Denial, Sandbox
 
+# The wire promises clients that no chunk is larger.
+CHUNK_BYTES: Final = 8192
+# Output of one binary message; the server sends as much as one read of a full pipe returns.
+RUN_BYTES: Final = 1_048_576
 # The processes whose output is sent at the same time; the text for others is made again.
 CACHED_HEADS = 256
 
@@ -183,6 +188,13 @@ class WriteParams(Params, frozen=True):
     write_id: str | None = None
 
 
+class WriteBinaryParams(Params, frozen=True):
+    """WriteParams of a binary message; the data of the message is the chunk."""
+
+    process_id: ProcessId
+    write_id: str | None = None
+
+
 class WriteResult(Result, frozen=True):
     status: Literal["accepted", "unknownProcess", "stdinClosed", "starting"]
 
@@ -250,11 +262,34 @@ class SetFlowParams(Params, frozen=True):
     flow: Flow
 
 
+class OutputHead(Result, frozen=True, gc=False):
+    """OutputParams of a binary message; the data of the message is the output."""
+
+    process_id: ProcessId
+    seq: int
+    stream: Stream
+
+
 class OutputParams(Result, frozen=True, gc=False):
+    """One chunk of output."""
+
     process_id: ProcessId
     seq: int
     stream: Stream
     chunk: bytes
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the last chunk."""
+        return self.seq
+
+
+class OutputRun(OutputParams, frozen=True, gc=False):
+    """Chunks of one stream in a row, joined: all have CHUNK_BYTES except the last."""
+
+    @property
+    def last_seq(self) -> int:
+        return self.seq + (len(self.chunk) - 1) // CHUNK_BYTES
 
 
 class ExitedParams(Result, frozen=True, omit_defaults=True):
@@ -272,21 +307,41 @@ class ClosedParams(Result, frozen=True):
 
 @lru_cache(maxsize=CACHED_HEADS)
 def _output_head(process_id: ProcessId, stream: Stream) -> bytes:
-    """The text of an output notification up to its number, and after it, as a format."""
+    """The text of an output notification without its chunk; its number is missing: a format."""
     name = msgspec.json.encode(process_id).replace(b"%", b"%%")
     head = b'{"method":"process/output","params":{"processId":%b' % name
-    return b'%b,"seq":%%d,"stream":"%b","chunk":"' % (head, stream.encode())
+    return b'%b,"seq":%%d,"stream":"%b"' % (head, stream.encode())
 
 
-def output_pieces(params: OutputParams) -> tuple[bytes, bytes, bytes]:
-    """The pieces of the message `OUTPUT`: not copied, because every output byte passes here."""
-    head = _output_head(params.process_id, params.stream) % params.seq
-    return head, pybase64.b64encode(params.chunk), b'"}}'
+def output(process_id: ProcessId, seq: int, stream: Stream, data: bytes) -> OutputParams:
+    """Output of any size but none as an event; `seq` is the number of its first chunk."""
+    kind = OutputParams if len(data) <= CHUNK_BYTES else OutputRun
+    return kind(process_id, seq, stream, data)
+
+
+def output_chunks(event: OutputParams) -> Iterator[tuple[int, memoryview]]:
+    """The chunks of a run with their numbers, not copied."""
+    data = memoryview(event.chunk)
+    for number, start in enumerate(range(0, len(data), CHUNK_BYTES), event.seq):
+        yield number, data[start : start + CHUNK_BYTES]
+
+
+def output_pieces(params: OutputParams) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """The pieces of each message `OUTPUT`: not joined, because every output byte passes here."""
+    head = _output_head(params.process_id, params.stream) + b',"chunk":"'
+    for seq, chunk in output_chunks(params):
+        yield head % seq, pybase64.b64encode(chunk), b'"}}'
+
+
+def output_text(params: OutputParams) -> bytes:
+    """The JSON text of a binary message `OUTPUT`."""
+    return _output_head(params.process_id, params.stream) % params.seq + b"}}"
 
 
 START = Call("process/start", StartParams, StartResult)
 READ = Call("process/read", ReadParams, ReadResult)
 WRITE = Call("process/write", WriteParams, WriteResult)
+WRITE_BINARY = Call("process/writeBinary", WriteBinaryParams, WriteResult)
 CLOSE_STDIN = Call("process/closeStdin", CloseStdinParams, EmptyResult)
 RESIZE = Call("process/resize", ResizeParams, EmptyResult)
 SIGNAL = Call("process/signal", SignalParams, EmptyResult)

@@ -33,6 +33,7 @@ class Capabilities(Result, frozen=True):
     linux_root_write_preserves_devices: bool = False
     linux_approved_root_write_preserves_restrictions: bool = False
     # Extensions: see docs/protocol.md.
+    process_binary: bool = False
     process_close_stdin: bool = False
     process_resize: bool = False
     process_signals: bool = False
@@ -85,10 +86,12 @@ class EnvironmentStatus(Result, frozen=True):
 
 class InitializeParams(Params, frozen=True):
     omissible: ClassVar[tuple[str, ...]] = ("resume_session_id",)
-    named_only: ClassVar[tuple[str, ...]] = ("session_retention_seconds",)
+    named_only: ClassVar[tuple[str, ...]] = ("session_retention_seconds", "binary_output")
     client_name: str
     resume_session_id: str | None = None
-    session_retention_seconds: U32 | None = None  # an extension
+    # Extensions: `sessionRetention`, and `processBinary` (send output as binary messages).
+    session_retention_seconds: U32 | None = None
+    binary_output: bool = False
 
 
 class InitializeResult(Result, frozen=True, omit_defaults=True):

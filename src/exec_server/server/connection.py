@@ -28,7 +28,7 @@ from exec_server.host.event_loop import guarded_call
 from exec_server.net.stream import BinaryStream, GatheringStream, MessageStream, RelayedStream
 from exec_server.protocol import jsonrpc
 from exec_server.protocol.decoding import Call, Notice, Result, decode
-from exec_server.protocol.process import OutputParams, output_pieces
+from exec_server.protocol.process import OutputParams, output_pieces, output_text
 from exec_server.protocol.session import INITIALIZE, InitializeParams, InitializeResult
 from exec_server.server.context import (
     ConnectionContext,
@@ -139,6 +139,7 @@ class Connection:
         self._send = stream.send
         self._send_pieces = stream.send_pieces if isinstance(stream, GatheringStream) else None
         self._send_binary = stream.send_binary if isinstance(stream, BinaryStream) else None
+        self._send_output: Callable[[bytes, bytes], None] | None = None  # if the client wants that
         self._stream_id = stream.stream_id if isinstance(stream, RelayedStream) else None
         self._state = ConnectionState.NEW
         self._context: ConnectionContext | None = None
@@ -159,30 +160,25 @@ class Connection:
             self._break_off("a message")
 
     def _receive(self, message: bytes) -> None:
-        if len(message) > SHORT_BYTES and _is_costly(message):
-            if self._send_binary is not None and jsonrpc.is_binary(message):
-                self._binary_received(message)
-                if self._is_congested:
-                    self._update_reading()
-                return
+        if message[:1] == jsonrpc.BINARY_MARK and self._send_binary is not None:
+            self._binary_received(message)
+        elif len(message) > SHORT_BYTES and _is_costly(message):
             self._is_decoding = True
             self._update_reading()
             self._create_task(self._decode_in_thread(message))
             return
-        try:
-            decoded = jsonrpc.decode(message)
-        except MalformedMessage as error:
-            if self._send_binary is not None and jsonrpc.is_binary(message):
-                self._binary_received(message)
-            else:
-                self._refuse(error)
         else:
-            if type(decoded) is not jsonrpc.Request:
-                self._dispatch(decoded, len(message))
-            elif self._is_unhindered() and (method := METHODS.get(decoded.method)) is not None:
-                self._answer(decoded, method, len(message))
+            try:
+                decoded = jsonrpc.decode(message)
+            except MalformedMessage as error:
+                self._refuse(error)
             else:
-                self._accept(decoded, len(message))
+                if type(decoded) is not jsonrpc.Request:
+                    self._dispatch(decoded, len(message))
+                elif self._is_unhindered() and (method := METHODS.get(decoded.method)) is not None:
+                    self._answer(decoded, method, len(message))
+                else:
+                    self._accept(decoded, len(message))
         if self._is_congested:
             self._update_reading()
 
@@ -434,6 +430,7 @@ class Connection:
             session = sessions.resume(params.resume_session_id, self)
         session.stream_id = self._stream_id
         granted = sessions.grant_retention(session, params.session_retention_seconds)
+        self._send_output = self._send_binary if params.binary_output else None
         self._context = ConnectionContext(
             self._server,
             session,
@@ -469,12 +466,16 @@ class Connection:
 
     def notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
         try:
-            if type(params) is not OutputParams:
+            if not isinstance(params, OutputParams):
                 self._stream.send(jsonrpc.encode_notification(notice, params))
+            elif self._send_output is not None:
+                self._send_output(jsonrpc.head(output_text(params)), params.chunk)
             elif self._send_pieces is not None:
-                self._send_pieces(*output_pieces(params))
+                for pieces in output_pieces(params):
+                    self._send_pieces(*pieces)
             else:
-                self._stream.send(b"".join(output_pieces(params)))
+                for pieces in output_pieces(params):
+                    self._stream.send(b"".join(pieces))
         except Exception:
             self._break_off("a notification")
 

@@ -245,7 +245,9 @@ def environment_for(environment: EnvironmentInfo, *, has_binary: bool) -> Enviro
     """The description of a server for a connection with or without binary messages."""
     if not has_binary:
         return environment
-    capabilities = msgspec.structs.replace(environment.capabilities, fs_binary=True)
+    capabilities = msgspec.structs.replace(
+        environment.capabilities, fs_binary=True, process_binary=True
+    )
     return msgspec.structs.replace(environment, capabilities=capabilities)
 
 

@@ -40,6 +40,7 @@ BURST_SECONDS = 0.002
 Event = wire.OutputParams | wire.ExitedParams | wire.ClosedParams
 _NOTICES: dict[type[Event], Notice[msgspec.Struct]] = {
     wire.OutputParams: wire.OUTPUT,
+    wire.OutputRun: wire.OUTPUT,
     wire.ExitedParams: wire.EXITED,
     wire.ClosedParams: wire.CLOSED,
 }
@@ -237,7 +238,7 @@ class Attachment:
             self._next_push = asyncio.get_running_loop().call_soon(self.push)
 
     def _send(self, event: Event) -> None:
-        self._position = event.seq
+        self._position = event.last_seq if isinstance(event, wire.OutputRun) else event.seq
         if self._flow == "retain" and isinstance(event, wire.OutputParams):
             return
         labelled = msgspec.structs.replace(event, process_id=self.process_id)

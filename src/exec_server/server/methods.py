@@ -95,11 +95,11 @@ def _params_decoder(call: Call[P, R]) -> Callable[[object, str | None], P]:
 
 
 def _with_data(
-    handler: Callable[[ConnectionContext, Attached[P]], Awaitable[R]],
-) -> Callable[[ConnectionContext, P], Awaitable[R]]:
+    handler: Callable[[ConnectionContext, Attached[P]], R | Awaitable[R]],
+) -> Callable[[ConnectionContext, P], R | Awaitable[R]]:
     """A handler that takes params with data; a request in text form has none."""
 
-    def handle(context: ConnectionContext, params: P | Attached[P]) -> Awaitable[R]:
+    def handle(context: ConnectionContext, params: P | Attached[P]) -> R | Awaitable[R]:
         request = params if isinstance(params, Attached) else Attached(params, b"")
         return handler(context, request)
 
@@ -139,6 +139,13 @@ def _process_rows() -> list[Method]:
         Method(process.START, handlers.start, "exec"),
         Method(process.READ, handlers.read, "exec", yields_slot=True),
         Method(process.WRITE, handlers.write, "exec", yields_slot=True),
+        Method(
+            process.WRITE_BINARY,
+            _with_data(handlers.write_binary),
+            "exec",
+            yields_slot=True,
+            takes_data=True,
+        ),
         Method(process.CLOSE_STDIN, handlers.close_stdin, "exec", yields_slot=True),
         Method(process.RESIZE, handlers.resize, "exec", control=True),
         Method(process.SIGNAL, handlers.signal, "exec", control=True),

@@ -158,3 +158,19 @@ def test_null_devices() -> None:
     assert not is_null_device(reader)
     os.close(reader)
     os.close(writer)
+
+
+def test_a_flood_of_input_lets_others_run_and_enlarges_the_pipe(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    os.set_blocking(writer, False)
+    filled = os.write(writer, bytes(1_000_000))
+
+    async def main() -> None:
+        ran: list[bool] = []
+        asyncio.get_running_loop().call_soon(ran.append, True)
+        assert len(await StdinReader(reader).read()) == filled
+        assert ran
+
+    uvloop.run(main())
+    assert os.write(writer, bytes(READ_BYTES)) in (filled, READ_BYTES)
+    _close(reader, writer)

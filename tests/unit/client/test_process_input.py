@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from tests.support.memory_session import GREETING, Scene, in_environment, turns
 
 from exec_server.client import process as input_module
 from exec_server.errors import ConnectionLost, StdinClosed, Unsupported
+from exec_server.protocol.jsonrpc import split
 
 
 @in_environment
@@ -152,3 +154,33 @@ async def test_a_process_without_stdin_refuses_writes(scene: Scene) -> None:
     process = await scene.started()
     with pytest.raises(StdinClosed, match=r"use start\(..., stdin=True\)"):
         await process.write(b"x")
+
+
+@in_environment
+async def test_input_travels_as_bytes_where_the_server_takes_them(scene: Scene) -> None:
+    session = scene.env.session
+    capabilities = msgspec.structs.replace(session.features.capabilities, process_binary=True)
+    session.features = msgspec.structs.replace(session.features, capabilities=capabilities)
+    sent: list[tuple[bytes, bytes]] = []
+
+    def send_binary(head: bytes, data: bytes) -> None:
+        sent.append((head, data))
+
+    scene.stream.send_binary = send_binary  # type: ignore[attr-defined]  # a BinaryStream now
+    process = await scene.started(stdin=True)
+    data = b"\x00\xff" * 3
+    await process.write(data)
+    await process.write(b"".join((b"a", b"b")))
+    await process.write(b"")
+    await turns()
+    requests = [json.loads(split(head)[0]) for head, _ in sent]
+    assert [request["params"] for request in requests] == [
+        {"processId": scene.process_id, "writeId": number} for number in ("1", "2")
+    ]
+    assert [piece for _, piece in sent] == [data, b"ab"]
+    assert sent[0][1] is data
+    for request in requests:
+        scene.stream.answer(request, {"status": "accepted"})
+    await turns()
+    assert process._input is not None
+    assert process._input._unacknowledged == 0

@@ -6,7 +6,6 @@ import pytest
 
 from exec_server.process import output
 from exec_server.process.output import (
-    CHUNK_BYTES,
     CHUNK_COST,
     COMPACTED_CHUNKS,
     DROPPED_SIZES,
@@ -17,7 +16,7 @@ from exec_server.process.output import (
     OutputLog,
     RecentOutputBudget,
 )
-from exec_server.protocol.process import OutputChunk
+from exec_server.protocol.process import CHUNK_BYTES, OutputChunk
 
 
 @pytest.fixture
@@ -190,7 +189,7 @@ def test_compact_log_reads_and_releases_as_before(chunks: int) -> None:
 
 
 def test_limits_are_those_of_the_reference() -> None:
-    assert (output.CHUNK_BYTES, output.RETAINED_BYTES) == (8192, 1_048_576)
+    assert (CHUNK_BYTES, output.RETAINED_BYTES) == (8192, 1_048_576)
     assert output.RETAINED_CHUNKS == 50_000
 
 

@@ -7,7 +7,6 @@ import pytest
 from exec_server.process import output
 from exec_server.process.output import (
     CHARGE_STEP,
-    CHUNK_BYTES,
     CHUNK_COST,
     DROPPED_SIZES,
     FREE_BYTES,
@@ -18,6 +17,7 @@ from exec_server.process.output import (
     RecentOutputBudget,
 )
 from exec_server.process.retention import RetentionBudget
+from exec_server.protocol.process import CHUNK_BYTES
 
 _MIB = 1_048_576
 _PIECE = bytes(CHUNK_BYTES)

@@ -15,18 +15,20 @@ import msgspec
 import pytest
 
 from exec_server.errors import InternalError
+from exec_server.host.pipes import PIPE_BYTES
 from exec_server.process import descendants, process
 from exec_server.process.command import Command
 from exec_server.process.orphans import Owner
-from exec_server.process.output import CHUNK_BYTES
-from exec_server.process.process import PIPE_BYTES, READ_BYTES, DenialCheck, Process
+from exec_server.process.process import READ_BYTES, DenialCheck, Process
 from exec_server.process.spawn import Child
 from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import (
+    CHUNK_BYTES,
     ClosedParams,
     ExitedParams,
     OutputChunk,
     OutputParams,
+    OutputRun,
     ProcessId,
     ProcessInfo,
     Signal,
@@ -141,9 +143,9 @@ def test_a_large_read_becomes_several_chunks() -> None:
         data = os.urandom(2 * CHUNK_BYTES + 1)
         os.write(world.stdout, data)
         world.process.resume_reading()
-        events = await world.until(3)
-        sizes = [len(each.chunk) for each in events if isinstance(each, OutputParams)]
-        assert (sizes, world.output) == ([CHUNK_BYTES, CHUNK_BYTES, 1], data)
+        assert await world.until(1) == [OutputRun(_ID, 1, "stdout", data)]
+        sizes = [len(each.chunk) for each in world.process.read(0, None).chunks]
+        assert sizes == [CHUNK_BYTES, CHUNK_BYTES, 1]
         await world.finish()
 
     _run(test)
@@ -211,7 +213,7 @@ def test_a_full_pipe_blocks_the_child_and_is_enlarged_when_it_is_read() -> None:
         with pytest.raises(BlockingIOError):
             os.write(world.stdout, b"x")
         world.process.resume_reading()
-        await world.until(PIPE_BYTES // CHUNK_BYTES)
+        await world.until(1)
         world.process.pause_reading()
         # An unprivileged user may have used up the pipe memory that the kernel allows.
         assert os.write(world.stdout, bytes(READ_BYTES)) in (PIPE_BYTES, READ_BYTES)

@@ -10,11 +10,13 @@ from typing import TypeVar
 
 import pytest
 
+from exec_server.host.pipes import ENLARGED_BYTES, PIPE_BYTES
 from exec_server.process import process
 from exec_server.process.process import QUEUED_BYTES, QUEUED_CHUNKS, StdinQueue
 
 T = TypeVar("T")
-_PIPE_BYTES = 65_536
+# A pipe that is not enlarged any more.
+_PIPE_BYTES = ENLARGED_BYTES
 
 
 @pytest.fixture
@@ -261,3 +263,16 @@ def test_end_after_close_is_due_at_once(pipe: tuple[int, int]) -> None:
 
 def test_limits_are_those_of_the_reference() -> None:
     assert process.QUEUED_CHUNKS == 128
+
+
+def test_a_pipe_that_was_full_is_enlarged(pipe: tuple[int, int]) -> None:
+    async def test() -> None:
+        fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        queue = StdinQueue(pipe[1], _never)
+        queue.write(bytes(2 * ENLARGED_BYTES))
+        # An unprivileged user may have used up the pipe memory that the kernel allows.
+        assert fcntl.fcntl(pipe[1], fcntl.F_GETPIPE_SZ) in (PIPE_BYTES, ENLARGED_BYTES)
+        assert len(await _read(pipe[0], 2 * ENLARGED_BYTES)) == 2 * ENLARGED_BYTES
+        queue.close()
+
+    _run(test)

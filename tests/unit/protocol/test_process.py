@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from typing import Any, get_args
 
@@ -24,6 +25,7 @@ from exec_server.protocol.process import (
     Stream,
     TtySize,
     output_pieces,
+    output_text,
 )
 
 _ID = ProcessId("p")
@@ -96,7 +98,10 @@ def test_output_is_encoded_as_its_struct_would_be(name: str) -> None:
     streams: list[Stream] = ["stderr", "stdout", "pty", "stderr"]
     for seq, stream in enumerate(streams, 7):
         params = OutputParams(ProcessId(name), seq, stream, bytes(range(256)))
-        assert b"".join(output_pieces(params)) == encode_notification(OUTPUT, params)
+        [pieces] = output_pieces(params)
+        assert b"".join(pieces) == encode_notification(OUTPUT, params)
+        text = json.loads(output_text(params))
+        assert text["params"] == {"processId": name, "seq": seq, "stream": stream}
 
 
 def test_listed_process() -> None:

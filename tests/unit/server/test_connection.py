@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 from types import SimpleNamespace
@@ -493,6 +494,40 @@ def test_binary_messages(size: int) -> None:
         assert stream.binary == [_with_data({"id": 2, "result": {}}, b"x" * size)]
         refusal = "failed to parse message from memory: no request of a method that takes data"
         assert [message["error"]["message"] for message in stream.sent[2:]] == [refusal] * 2
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_output_is_sent_as_bytes_to_a_client_that_asks_for_that(is_wanted: bool) -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        stream = MixedStream()
+        connected = bench.connect(stream)
+        wish = {"binaryOutput": True} if is_wanted else {}
+        stream.say(request(0, "initialize", clientName="x", **wish), {"method": "initialized"})
+        data = bytes(range(256)) * 33  # two chunks
+        run = process.output(process.ProcessId("p"), 3, "stdout", data)
+        connected.notify(process.OUTPUT, run)
+        notice = {"method": "process/output", "params": {"processId": "p", "seq": 3}}
+        notice["params"]["stream"] = "stdout"  # type: ignore[index]
+        if is_wanted:
+            assert stream.binary == [_with_data(notice, data)]
+        else:
+            sent = [message["params"] for message in stream.sent[1:]]
+            chunks = [base64.b64decode(params["chunk"]) for params in sent]
+            assert [params["seq"] for params in sent] == [3, 4]
+            assert chunks == [data[: process.CHUNK_BYTES], data[process.CHUNK_BYTES :]]
+
+    run_scenario(scenario)
+
+
+def test_a_wish_for_bytes_has_no_effect_where_there_are_none() -> None:
+    async def scenario(bench: ConnectionBench) -> None:
+        wish = request(0, "initialize", clientName="x", binaryOutput=True)
+        bench.stream.say(wish, {"method": "initialized"})
+        params = process.output(process.ProcessId("p"), 1, "stdout", b"x")
+        _context(bench).notify(process.OUTPUT, params)
+        assert bench.stream.sent[1]["params"]["chunk"] == "eA=="
 
     run_scenario(scenario)
 

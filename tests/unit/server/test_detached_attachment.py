@@ -15,12 +15,14 @@ from exec_server.process.output import OutputLog
 from exec_server.process.process import Process
 from exec_server.protocol.decoding import Notice
 from exec_server.protocol.process import (
+    CHUNK_BYTES,
     CLOSED,
     EXITED,
     OUTPUT,
     ClosedParams,
     ExitedParams,
     OutputParams,
+    OutputRun,
     ProcessId,
 )
 from exec_server.server import detached
@@ -115,6 +117,25 @@ def test_an_attachment_begins_with_the_oldest_output_and_follows() -> None:
         assert {OUTPUT.name, EXITED.name, CLOSED.name} == {
             f"process/{kind}" for kind, _ in channel.sent
         }
+
+    _run(scenario)
+
+
+def test_a_run_of_output_is_one_event() -> None:
+    async def scenario(world: World) -> None:
+        channel = FakeChannel()
+        world.broadcast.attach(ProcessId("mine"), channel).begin(0)
+        await _settle()
+        data = bytes(2 * CHUNK_BYTES + 1)
+        for start in range(0, len(data), CHUNK_BYTES):
+            world.process.log.append("stdout", data[start : start + CHUNK_BYTES])
+        world.broadcast.publish(OutputRun(_WEB, 1, "stdout", data))
+        world.say()
+        late = FakeChannel()
+        world.broadcast.attach(ProcessId("late"), late).begin(1)
+        await _settle()
+        world.exit()
+        assert (channel.seqs, late.seqs) == ([1, 4, 5], [2, 3, 4, 5])
 
     _run(scenario)
 

@@ -122,7 +122,7 @@ def test_control_requests_wait_for_the_methods_that_name_a_new_process() -> None
 
 def test_methods_that_take_data() -> None:
     taking = [method.name for method in load_all().values() if method.takes_data]
-    assert taking == ["fs/writeBinary", "fs/writeFiles"]
+    assert taking == ["process/writeBinary", "fs/writeBinary", "fs/writeFiles"]
 
 
 def test_how_methods_are_scheduled() -> None:
@@ -150,6 +150,7 @@ def test_how_methods_are_scheduled() -> None:
     assert parked == {
         "process/read",
         "process/write",
+        "process/writeBinary",
         "process/closeStdin",
         "capabilities/discoverV2",
         "capabilityRoots/discoverV1",

@@ -47,7 +47,7 @@ from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.results import Chunk
 from exec_server.errors import ExecServerError
 from exec_server.protocol.decoding import Call
-from exec_server.protocol.process import SET_FLOW, Flow, ProcessId, SetFlowParams
+from exec_server.protocol.process import CHUNK_BYTES, SET_FLOW, Flow, ProcessId, SetFlowParams
 
 # How long a full queue may stay untouched while a task waits for an answer. A consumer that is
 # only slow reads more often.
@@ -323,6 +323,12 @@ class Reader:
         self.is_known = False  # to the queue
 
 
+def _cut(run: Chunk) -> Iterator[Chunk]:
+    for start in range(0, len(run.data), CHUNK_BYTES):
+        lost = 0 if start else run.lost_before
+        yield Chunk(run.stream, run.data[start : start + CHUNK_BYTES], lost)
+
+
 class OutputQueue:
     """The unread output of one process; a Valve of its session's flow control."""
 
@@ -388,7 +394,20 @@ class OutputQueue:
             self._update()
 
     def pop(self) -> Chunk:
-        """Take the first chunk; `begin_read` precedes."""
+        """Take the first chunk, CHUNK_BYTES at most; `begin_read` precedes.
+
+        A run is cut once, not at each call: what is put back after a line must not be long.
+        """
+        first = self._chunks[0]
+        if len(first.data) > CHUNK_BYTES:
+            del self._chunks[0]
+            pieces = list(_cut(first))
+            self._chunks.extendleft(reversed(pieces))
+            self._weigh((len(pieces) - 1) * CHUNK_COST)
+        return self.pop_whole()
+
+    def pop_whole(self) -> Chunk:
+        """Take the first chunk as it was received; `begin_read` precedes."""
         assert self._consumer is not None
         chunk = self._chunks.popleft()
         before = self.weight

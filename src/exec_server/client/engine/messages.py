@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import pybase64
 from msgspec import UNSET, Raw, UnsetType
+from msgspec.structs import replace
 
 from exec_server.errors import (
     ExecServerError,
@@ -134,6 +135,7 @@ class InitializeRequest(msgspec.Struct, frozen=True, rename="camel"):
     client_name: str
     resume_session_id: SessionId | None
     session_retention_seconds: int | UnsetType = UNSET
+    binary_output: bool | UnsetType = UNSET
 
 
 _decode_envelope = msgspec.json.Decoder(Envelope).decode
@@ -182,13 +184,18 @@ def request_body(method: str, params: object, *, has_uri_paths: bool = True) -> 
 
 
 def decode(message: bytes) -> Envelope:
-    """One message, a binary one with an Attached result; MalformedMessage unless it is JSON-RPC."""
+    """One message; MalformedMessage unless it is JSON-RPC.
+
+    The result of a binary message is Attached, or the params of a notification.
+    """
     if jsonrpc.is_binary(message):
         text, data = jsonrpc.split(message)
         envelope = decode(text)
-        if envelope.result is UNSET:
-            raise MalformedMessage("a binary message without a result")
-        return msgspec.structs.replace(envelope, result=jsonrpc.Attached(envelope.result, data))
+        if envelope.result is not UNSET:
+            return replace(envelope, result=jsonrpc.Attached(envelope.result, data))
+        if envelope.method is UNSET or envelope.id is not UNSET:
+            raise MalformedMessage("a binary message that is neither a result nor a notification")
+        return replace(envelope, params=jsonrpc.Attached(envelope.params, data))
     try:
         envelope = _decode_envelope(message)
     except _UNDECODABLE as error:
@@ -211,6 +218,17 @@ def decode_as(kind: type[R], text: Raw, name: str) -> R:
     except _UNDECODABLE as error:
         raise MalformedAnswer(f"{name}: {error}") from None
     return value
+
+
+def decode_params(notice: Notice[Any], params: Raw) -> Any:
+    """The struct of a notification; raises MalformedMessage."""
+    if not isinstance(params, jsonrpc.Attached):
+        return decode_as(notice.params, params, notice.name)
+    size = len(params.data)
+    if notice is not process.OUTPUT or not 0 < size <= process.RUN_BYTES:
+        raise MalformedMessage(f"{notice.name} with {size} bytes of data")
+    head = decode_as(process.OutputHead, params.value, notice.name)
+    return process.output(head.process_id, head.seq, head.stream, bytes(params.data))
 
 
 class _StartResult(process.StartResult, frozen=True):
@@ -252,6 +270,15 @@ def decode_environment(text: Raw) -> EnvironmentInfo:
         return msgspec.convert(_DEFAULTS | members, EnvironmentInfo)
     except msgspec.ValidationError as error:
         raise MalformedAnswer(f"environment: {error}") from None
+
+
+def without_binary(info: EnvironmentInfo) -> EnvironmentInfo:
+    """The environment for a connection without binary messages.
+
+    A server behind `exec-server forward` knows only that its own end is a WebSocket.
+    """
+    capabilities = replace(info.capabilities, fs_binary=False, process_binary=False)
+    return replace(info, capabilities=capabilities)
 
 
 # PendingCall: a request of the client until its answer. CallQueue: those that wait to be sent.

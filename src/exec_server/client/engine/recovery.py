@@ -10,7 +10,7 @@ import asyncio
 import errno
 import os
 import re
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -40,11 +40,13 @@ from exec_server.protocol.process import (
     DetachParams,
     ExitedParams,
     OutputParams,
+    OutputRun,
     ProcessId,
     ReadParams,
     ReadResult,
     StartParams,
     TerminateParams,
+    output_chunks,
 )
 
 # Early events that are kept, as many as the reference keeps. Only a server that sends out of order
@@ -141,6 +143,8 @@ class EventSequence:
 
     def receive(self, event: Event) -> Sequence[Event]:
         """Take an event; returns the events that are next."""
+        if isinstance(event, OutputRun) and (self._early or event.seq != self.last + 1):
+            return [each for chunk in _single(event) for each in self.receive(chunk)]
         if event.seq == self.last + 1:
             if self._lacks_exit(event):
                 return ()
@@ -193,6 +197,7 @@ class EventSequence:
         """Count an event; False for a second exit, and for empty output, which takes memory."""
         self.last = event.seq
         if isinstance(event, OutputParams):
+            self.last = event.last_seq
             self._delivered_bytes += len(event.chunk)
             return bool(event.chunk)
         if isinstance(event, ExitedParams):
@@ -296,6 +301,12 @@ class EventSequence:
             if exact <= others:  # the missing number is the exit, not a chunk
                 del gaps[holes[0][0]]
         return gaps
+
+
+def _single(run: OutputRun) -> Iterator[OutputParams]:
+    """The chunks of a run as events of their own."""
+    for seq, data in output_chunks(run):
+        yield OutputParams(run.process_id, seq, run.stream, bytes(data))
 
 
 def _size(event: Event) -> int:
@@ -569,8 +580,9 @@ class RemoteProcesses:
         process = self._processes.get(params.process_id)
         if process is None:
             return False
-        is_empty = isinstance(params, OutputParams) and not params.chunk
-        is_useful = params.seq > process.sequence.last and not is_empty
+        is_useful = params.seq > process.sequence.last
+        if isinstance(params, OutputParams):
+            is_useful = params.last_seq > process.sequence.last and bool(params.chunk)
         if process.is_skipping:
             if isinstance(params, ExitedParams):
                 process.sink.on_exited(params)

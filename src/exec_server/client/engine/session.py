@@ -38,8 +38,10 @@ from exec_server.client.engine.messages import (
     decode,
     decode_as,
     decode_environment,
+    decode_params,
     find_notice,
     request_body,
+    without_binary,
 )
 from exec_server.client.engine.server_features import ServerFeatures, discover
 from exec_server.client.engine.server_requests import ServerRequests
@@ -60,7 +62,7 @@ from exec_server.errors import (
 )
 from exec_server.host.clock import boot_time
 from exec_server.host.event_loop import ForkGuard
-from exec_server.net.stream import MessageStream, ReceiverFactory
+from exec_server.net.stream import BinaryStream, MessageStream, ReceiverFactory
 from exec_server.protocol.decoding import Call, Notice
 from exec_server.protocol.session import CLOSE, INITIALIZE, EnvironmentInfo, SessionId
 
@@ -274,7 +276,7 @@ def deliver_notification(subscribers: Iterable[Subscriber], method: str, params:
     if notice is None:
         return False
     is_useful = False
-    decoded = decode_as(notice.params, params, method)
+    decoded = decode_params(notice, params)
     for subscriber in tuple(subscribers):
         try:
             is_useful |= subscriber.on_notice(notice, decoded) is True
@@ -615,7 +617,13 @@ class ClientSession:
             raise ConnectFailed(f"connection ended during initialize: {connection.end_reason}")
         initialize = InitializeCall(
             request_body(
-                INITIALIZE.name, InitializeRequest(self._client_name, resume, self._retention)
+                INITIALIZE.name,
+                InitializeRequest(
+                    self._client_name,
+                    resume,
+                    session_retention_seconds=self._retention,
+                    binary_output=True if isinstance(connection.stream, BinaryStream) else UNSET,
+                ),
             ),
             lambda answer: self._accept(connection, resume, answer),
         )
@@ -647,7 +655,10 @@ class ClientSession:
         self.session_id = initialized.session_id
         self.granted_retention = initialized.session_retention_seconds
         if initialized.environment_info is not UNSET:
-            info = self.environment_info = decode_environment(initialized.environment_info)
+            info = decode_environment(initialized.environment_info)
+            if not isinstance(connection.stream, BinaryStream):
+                info = without_binary(info)
+            self.environment_info = info
             self.features = ServerFeatures(
                 capabilities=info.capabilities, has_sessions=self.session_id is not None
             )

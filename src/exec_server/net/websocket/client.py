@@ -26,6 +26,7 @@ from exec_server.net.websocket.frames import (
     FrameReader,
     Opcode,
     masked_frame,
+    masked_pieces,
 )
 from exec_server.net.websocket.socket import DIRECT_BYTES, Cause, FramedSocket, State
 from exec_server.net.websocket.upgrade import check_answer, new_key, upgrade_request
@@ -242,6 +243,15 @@ class ClientSocket(asyncio.Protocol):
     def send(self, message: bytes, *, is_text: bool) -> None:
         """Send a message after those sent before. Never waits; watch `unsent`."""
         self._outbox.send(message, self._write_text if is_text else self._write_binary)
+
+    def send_binary(self, head: bytes, data: bytes) -> None:
+        """Send one binary message after those sent before; long data is copied once, masked."""
+        is_one_frame = len(head) + len(data) <= SENT_FRAME_BYTES
+        if len(data) >= LARGE_BYTES and is_one_frame and self._outbox.is_idle:
+            self._writer.gather(*masked_pieces(Opcode.BINARY, head, data, self._mask()))
+            self._writer.flush()
+        else:
+            self._outbox.send(head + data, self._write_binary)
 
     async def send_parts(self, parts: AsyncIterator[bytes], *, is_text: bool) -> None:
         """Send one message in parts; see Outbox.send_parts."""

@@ -356,15 +356,23 @@ def text_frame(message: bytes) -> bytes:
 
 def masked_frame(opcode: int, payload: bytes, mask: bytes, *, final: bool = True) -> bytes:
     """A frame as a client sends it."""
+    return _masked_header(opcode, len(payload), mask, final=final) + apply_mask(payload, mask)
+
+
+def masked_pieces(opcode: int, head: bytes, data: bytes, mask: bytes) -> tuple[bytes, bytes]:
+    """A frame with the payload `head + data`, which are not joined."""
+    header = _masked_header(opcode, len(head) + len(data), mask, final=True)
+    turn = len(head) % 4
+    return header + apply_mask(head, mask), apply_mask(data, mask[turn:] + mask[:turn])
+
+
+def _masked_header(opcode: int, size: int, mask: bytes, *, final: bool) -> bytes:
     first = opcode | _FIN if final else opcode
-    size = len(payload)
     if size < 126:
-        head = _PACK_MASKED(first, size | _MASKED, mask)
-    elif size < 65_536:
-        head = _PACK_MASKED_16(first, _MEDIUM, size, mask)
-    else:
-        head = _PACK_MASKED_64(first, 0xFF, size, mask)
-    return head + apply_mask(payload, mask)
+        return _PACK_MASKED(first, size | _MASKED, mask)
+    if size < 65_536:
+        return _PACK_MASKED_16(first, _MEDIUM, size, mask)
+    return _PACK_MASKED_64(first, 0xFF, size, mask)
 
 
 def close_payload(code: int, reason: str) -> bytes:

@@ -370,13 +370,19 @@ class WebSocketStream(asyncio.Protocol):
 
     def send_binary(self, head: bytes, data: bytes) -> None:
         size = len(head) + len(data)
-        if size <= SENT_FRAME_BYTES and self._outbox.is_idle:
+        if DIRECT_BYTES < size <= SENT_FRAME_BYTES and self._outbox.is_idle:
             self._writer.gather(frame_header(Opcode.BINARY, size) + head, data)
         else:
             self._outbox.send(head + data, self._write_binary)
 
     def _write_binary(self, message: bytes) -> None:
-        self._socket.write_fragments(Opcode.BINARY, message)
+        writer = self._writer
+        if len(message) > SENT_FRAME_BYTES:
+            self._socket.write_fragments(Opcode.BINARY, message)
+        elif len(message) > DIRECT_BYTES or writer.gathered or writer.is_holding:
+            writer.gather(_encode_frame(Opcode.BINARY, message, True))
+        else:
+            writer.write(_encode_frame(Opcode.BINARY, message, True))
 
     def _write_long(self, message: bytes) -> None:
         if len(message) > SENT_FRAME_BYTES:

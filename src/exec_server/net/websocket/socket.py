@@ -33,6 +33,9 @@ DIRECT_BYTES = 4096
 GATHERED_BYTES = 262_144
 # Pieces that the kernel takes in one call (IOV_MAX).
 MAX_PIECES = 1024
+# Pieces of this size on average are queued as they are: copying them takes longer than passing
+# them on one by one.
+LONG_PIECE_BYTES = 32_768
 
 
 # Unsent bytes at which the producer is asked to stop, and at which to go on.
@@ -186,16 +189,27 @@ class FrameWriter:
             return
         pieces, size = self.gathered, self.gathered_bytes
         self.gathered, self.gathered_bytes = [], 0
-        if self._is_idle() and len(pieces) <= MAX_PIECES:
-            assert self._socket is not None
+        if self._socket is None or len(pieces) > MAX_PIECES or self._transport.is_closing():
+            self.write(b"".join(pieces))
+            return
+        sent = 0
+        if self._is_idle():
             try:
                 sent = self._socket.sendmsg(pieces)
             except OSError:
-                sent = 0  # as in `write`
-            if sent < size:
-                self._transport.write(memoryview(b"".join(pieces))[sent:])
-        else:
-            self.write(b"".join(pieces))
+                pass  # as in `write`
+        if sent < size:
+            self._queue(pieces, size, sent)
+
+    def _queue(self, pieces: list[bytes], size: int, sent: int) -> None:
+        """Leave the rest to the transport; long pieces are not joined."""
+        if size < LONG_PIECE_BYTES * len(pieces):
+            self._transport.write(memoryview(b"".join(pieces))[sent:])
+            return
+        for piece in pieces:
+            if sent < len(piece):
+                self._transport.write(memoryview(piece)[sent:])
+            sent = max(0, sent - len(piece))
 
     def stop_holding(self) -> None:
         """Write what was gathered while messages were delivered that came in one read."""

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from exec_server.errors import InternalError, InvalidParams, InvalidRequest, RpcError, os_error_text
 from exec_server.process.command import Command
-from exec_server.process.process import Process
+from exec_server.process.process import Bytes, Process
 from exec_server.process.table import LaunchMode
 from exec_server.protocol import process as wire
 from exec_server.protocol.decoding import EmptyResult
+from exec_server.protocol.jsonrpc import Attached
 from exec_server.protocol.sandbox import NO_MXC, check_process_paths
 from exec_server.server.context import ConnectionContext, check_user
 from exec_server.server.process_launch import ProcessLaunch
@@ -197,6 +198,18 @@ async def _long_poll(process: Process, params: wire.ReadParams) -> wire.ReadResu
 def write(
     context: ConnectionContext, params: wire.WriteParams
 ) -> wire.WriteResult | Awaitable[wire.WriteResult]:
+    return _write(context, params, params.chunk)
+
+
+def write_binary(
+    context: ConnectionContext, request: Attached[wire.WriteBinaryParams]
+) -> wire.WriteResult | Awaitable[wire.WriteResult]:
+    return _write(context, request.value, request.data)
+
+
+def _write(
+    context: ConnectionContext, params: wire.WriteParams | wire.WriteBinaryParams, data: Bytes
+) -> wire.WriteResult | Awaitable[wire.WriteResult]:
     if params.write_id == "":
         raise InvalidParams("writeId must not be empty")
     if params.write_id is not None:
@@ -212,7 +225,7 @@ def write(
         write_id = attachment.write_id(write_id)
     if not process.accepts_write(write_id):
         return _STDIN_CLOSED
-    accepted = process.write(params.chunk, write_id)
+    accepted = process.write(data, write_id)
     return _ACCEPTED if accepted is None else _after(accepted, _ACCEPTED)
 
 

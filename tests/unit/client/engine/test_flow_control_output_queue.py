@@ -14,7 +14,7 @@ from exec_server.client.engine import flow_control as module
 from exec_server.client.engine.flow_control import FlowControl, FlowRequests, OutputQueue, Reader
 from exec_server.client.process import Process
 from exec_server.client.results import Chunk
-from exec_server.protocol.process import Flow
+from exec_server.protocol.process import CHUNK_BYTES, Flow
 
 SIZE = 1000
 
@@ -425,3 +425,22 @@ def test_output_that_was_taken_may_be_put_back() -> None:
         assert (len(queue.queue), queue.queue.weight) == (0, 0)
 
     asyncio.run(run())
+
+
+@in_loop
+async def test_a_run_is_taken_whole_or_by_its_chunks() -> None:
+    queue = Queue()
+    data = bytes(range(256)) * (CHUNK_BYTES // 128) + b"end"
+    for _ in range(2):
+        queue.queue.append(Chunk("stdout", data, 5))
+    queue.queue.begin_read(None)
+    assert queue.queue.pop_whole() == Chunk("stdout", data, 5)
+    taken = [queue.queue.pop(), queue.queue.pop()]
+    assert [(len(chunk.data), chunk.lost_before) for chunk in taken] == [
+        (CHUNK_BYTES, 5),
+        (CHUNK_BYTES, 0),
+    ]
+    queue.queue.put_back(taken[1:])
+    taken[1:] = [queue.queue.pop(), queue.queue.pop()]
+    assert b"".join(chunk.data for chunk in taken) == data
+    assert queue.queue.weight == queue.flow_control.queued_bytes == len(queue.queue) == 0

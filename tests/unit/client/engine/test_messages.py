@@ -12,6 +12,7 @@ from exec_server.client.engine import messages
 from exec_server.errors import InvalidParams, MalformedMessage
 from exec_server.protocol import decoding, files, process
 from exec_server.protocol.decoding import Base64, Uuid
+from exec_server.protocol.jsonrpc import head
 from exec_server.protocol.paths import PathUri
 from exec_server.protocol.process import ProcessId
 from exec_server.protocol.session import Capabilities, EnvironmentInfo, Shell
@@ -141,3 +142,60 @@ def test_an_environment_without_a_shell_is_none(text: bytes) -> None:
 def test_nesting_without_end_is_malformed() -> None:
     with pytest.raises(MalformedMessage):
         messages.decode(b'{"method":"x","params":' + b"[" * 100_000)
+
+
+def _notice(data: bytes, method: str = "process/output", **params: Any) -> bytes:
+    params = {"processId": "p", "seq": 7, "stream": "stdout"} | params
+    return head(json.dumps({"method": method, "params": params}).encode()) + data
+
+
+@pytest.mark.parametrize(
+    ("size", "last"), [(1, 7), (process.CHUNK_BYTES, 7), (process.CHUNK_BYTES + 1, 8)]
+)
+def test_output_comes_as_a_binary_message_too(size: int, last: int) -> None:
+    envelope = messages.decode(_notice(bytes(size)))
+    event = messages.decode_params(process.OUTPUT, envelope.params)
+    assert (event.process_id, event.seq, event.stream) == ("p", 7, "stdout")
+    assert (event.chunk, event.last_seq) == (bytes(size), last)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\0",
+        b"\0\0\0\x09{}",
+        head(b"{") + b"x",
+        head(b'{"id":1,"method":"process/output","params":{}}') + b"x",
+        head(b'{"id":1,"error":{"code":1,"message":""}}') + b"x",
+        head(b"{}") + b"x",
+    ],
+)
+def test_other_binary_messages_are_malformed(message: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        messages.decode(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        _notice(b""),
+        _notice(bytes(process.RUN_BYTES + 1)),
+        _notice(b"x", seq="7"),
+        _notice(b"x", stream="stdin"),
+        _notice(b"x", processId=None),
+        head(b'{"method":"process/output"}') + b"x",
+        _notice(b"x", "process/closed"),
+    ],
+)
+def test_data_of_a_notification_that_is_wrong(message: bytes) -> None:
+    envelope = messages.decode(message)
+    notice = messages.find_notice(str(envelope.method))
+    assert notice is not None
+    with pytest.raises(MalformedMessage):
+        messages.decode_params(notice, envelope.params)
+
+
+def test_without_binary_messages_their_capabilities_are_off() -> None:
+    known = Capabilities(fs_binary=True, process_binary=True, fs_list=True)
+    info = EnvironmentInfo(Shell("sh", "/"), "", "", None, None, "", [], [], "", known)
+    assert messages.without_binary(info).capabilities == Capabilities(fs_list=True)

@@ -13,13 +13,17 @@ from exec_server.client.engine import recovery as module
 from exec_server.client.engine.recovery import Event, EventSequence, Gap
 from exec_server.process import output as output_module
 from exec_server.process.output import OutputLog
+from exec_server.protocol import process as process_module
+from exec_server.protocol.process import CHUNK_BYTES as CHUNK
 from exec_server.protocol.process import (
     ClosedParams,
     ExitedParams,
     OutputChunk,
     OutputParams,
+    OutputRun,
     ProcessId,
     ReadResult,
+    output_chunks,
 )
 
 P = ProcessId("p")
@@ -50,6 +54,36 @@ def test_in_order_they_pass() -> None:
     for event in (out(1), exited(2), out(3), closed(4)):
         assert tuple(sequence.receive(event)) == (event,)
     assert sequence.last == 4
+
+
+def run(seq: int, chunks: int) -> OutputRun:
+    """Chunks in a row, the last one shorter."""
+    return OutputRun(P, seq, "stdout", bytes((chunks - 1) * CHUNK + 1))
+
+
+def test_a_run_counts_as_its_chunks() -> None:
+    sequence = EventSequence(P)
+    assert tuple(sequence.receive(run(1, 3))) == (run(1, 3),)
+    assert sequence.last == 3
+    assert tuple(sequence.receive(exited(4))) == (exited(4),)
+
+
+def test_of_a_run_that_is_known_in_part_the_rest_is_delivered() -> None:
+    sequence = EventSequence(P)
+    sequence.receive(out(1))
+    got = sequence.receive(run(1, 3))
+    assert [event.seq for event in got] == [2, 3]
+    assert not sequence.receive(run(2, 2))
+
+
+def test_an_early_run_waits_by_its_chunks() -> None:
+    sequence = EventSequence(P)
+    assert not sequence.receive(run(2, 2))
+    assert not sequence.receive(out(5))
+    assert [event.seq for event in sequence.receive(out(1))] == [1, 2, 3]
+    # One that is next, while others wait, may repeat what they bring.
+    assert [event.seq for event in sequence.receive(run(4, 3))] == [4, 5, 6]
+    assert sequence.last == 6
 
 
 def test_empty_output_counts_but_is_not_delivered() -> None:
@@ -198,6 +232,9 @@ def test_an_answer_that_is_behind_changes_nothing() -> None:
     assert list(sequence.receive(out(4))) == [out(4), out(5)]
 
 
+SMALL_CHUNK = 61
+
+
 class Server:
     """A process on a server with the real log, and a connection that loses what is on its way."""
 
@@ -213,6 +250,16 @@ class Server:
         data = bytes([filler]) * size
         self.printed.append(data)
         self.sent.append(OutputParams(P, self.log.append("stdout", data), "stdout", data))
+
+    def print_run(self, chunks: int, filler: int) -> None:
+        """Several chunks in one message; the small chunks of `print` have none of this size."""
+        first = self.log.next_seq
+        data = bytes([filler]) * ((chunks - 1) * SMALL_CHUNK + 1)
+        run = OutputRun(P, first, "stdout", data)
+        for _, chunk in output_chunks(run):
+            self.log.append("stdout", bytes(chunk))
+            self.printed.append(bytes(chunk))
+        self.sent.append(run)
 
     def exit(self) -> None:
         self.code = 3
@@ -240,6 +287,7 @@ def test_all_of_it_comes_in_order_and_the_rest_is_counted(
     chance = random.Random(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output_module, "RETAINED_BYTES", 400 if is_small else 10**6)
+        patch.setattr(process_module, "CHUNK_BYTES", SMALL_CHUNK)
         patch.setattr(module, "EARLY_EVENTS", 5)
         patch.setattr(module, "EARLY_EVENTS_DURING_READ", 9)
         _follow(chance, Server(says_loss=says_loss), may_lose=is_small)
@@ -254,7 +302,10 @@ def _follow(chance: random.Random, server: Server, *, may_lose: bool) -> None:
     for step in range(steps):
         if step == exits_at:
             server.exit()
-        server.print(chance.randrange(1, 60), step % 251)
+        if chance.random() < 0.3:
+            server.print_run(chance.randrange(2, 5), step % 251)
+        else:
+            server.print(chance.randrange(1, 60), step % 251)
         if chance.random() < 0.5:
             while server.sent and chance.random() < 0.9:
                 place = chance.randrange(min(len(server.sent), 3))
@@ -275,7 +326,12 @@ def _follow(chance: random.Random, server: Server, *, may_lose: bool) -> None:
 
 
 def _check(got: list[Event | Gap], server: Server, *, may_lose: bool) -> None:
-    events = [event for event in got if not isinstance(event, Gap)]
+    events: list[Event] = []
+    for event in got:
+        if isinstance(event, OutputRun):
+            events += (out(seq, bytes(data)) for seq, data in output_chunks(event))
+        elif not isinstance(event, Gap):
+            events.append(event)
     # An exit that was forgotten with the output around it has no number of its own any more.
     numbers = [event.seq for event in events if not isinstance(event, ExitedParams)]
     assert numbers == sorted(set(numbers))
@@ -294,4 +350,4 @@ def _check(got: list[Event | Gap], server: Server, *, may_lose: bool) -> None:
         # At least. A single chunk that is missing may be taken for the exit, as the reference's
         # own client would.
         assert lost <= missing
-        assert lost or missing < 60
+        assert lost or missing < SMALL_CHUNK + 1

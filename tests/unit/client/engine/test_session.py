@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ from exec_server.client.engine.session import ClientSession, Closing
 from exec_server.errors import ConnectFailed, RegistryUnavailable, SessionLost
 from exec_server.protocol import files, process
 from exec_server.protocol.decoding import Notice
-from exec_server.protocol.session import STATUS, EnvironmentStatus
+from exec_server.protocol.session import STATUS, Capabilities, EnvironmentStatus
 
 # ---- the handshake --------------------------------------------------------------------
 
@@ -42,7 +43,8 @@ def test_the_handshake_is_that_of_the_reference() -> None:
         async with ClientSession(dialer, client_name="me") as session:
             stream = await dialer.stream()
             assert stream.raw == [
-                b'{"id":1,"method":"initialize","params":{"clientName":"me","resumeSessionId":null}}',
+                b'{"id":1,"method":"initialize","params":{"clientName":"me","resumeSessionId":null,'
+                b'"binaryOutput":false}}',
                 b'{"method":"initialized","params":{}}',
             ]
             assert session.session_id == SESSION
@@ -109,6 +111,24 @@ def test_closing_without_a_connection_asks_nothing() -> None:
             dialer.failures = [ConnectFailed("refused")] * 1000
             stream.lose()
         assert dialer.closings == [Closing.ORDERLY]
+
+    play(scene())
+
+
+def test_a_relay_carries_no_binary_messages_whatever_the_server_says() -> None:
+    """A server behind `exec-server forward` sees a WebSocket."""
+    greeting = json.loads(json.dumps(GREETING))
+    greeting["environmentInfo"]["capabilities"] = dict.fromkeys(
+        ("fsBinary", "processBinary", "processList"), True
+    )
+
+    async def scene() -> None:
+        dialer = MemoryDialer()
+        dialer.greet = lambda stream, request: stream.answer(request, greeting)
+        async with ClientSession(dialer) as session:
+            known = Capabilities(process_list=True)
+            assert session.features.capabilities == known
+            assert session.environment_info.capabilities == known
 
     play(scene())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 
 import pytest
@@ -60,6 +61,32 @@ def test_messages_keep_their_order_and_kind() -> None:
                     await asyncio.sleep(0)
             await end_client(user)
         assert received[:-1] == expected
+
+    run_checked(body)
+
+
+def test_binary_messages_in_two_pieces() -> None:
+    sizes = [0, 5, 40_000, 70_001, SENT_FRAME_BYTES, SENT_FRAME_BYTES + 1, 5]
+    messages = [(b"h" * (index + 1), os.urandom(size)) for index, size in enumerate(sizes)]
+
+    async def body() -> None:
+        received: list[bytes] = []
+
+        async def handle(peer: Peer) -> None:
+            await peer.upgrade()
+            while len(received) < len(messages):
+                event = await peer.receive()
+                assert event is not None
+                assert event.opcode is Opcode.BINARY
+                received.append(event.payload)
+            await peer.answer_close()
+
+        async with serving(handle) as port:
+            user = await open_client(port)
+            for head, data in messages:
+                user.socket.send_binary(head, data)
+            await end_client(user)
+        assert received == [head + data for head, data in messages]
 
     run_checked(body)
 

@@ -359,6 +359,19 @@ def test_messages_in_pieces_and_whole_ones_arrive_in_order(
     assert opened.stream.unsent() == 0
 
 
+def test_binary_messages_of_all_sizes_arrive_in_order(opened: Connection, clock: Clock) -> None:
+    sizes = [0, 3, DIRECT_BYTES, 3, DIRECT_BYTES + 1, 3, 70_000, SENT_FRAME_BYTES + 1, 3]
+    for size in sizes:
+        opened.stream.send_binary(b"head", bytes(size))
+    clock.run_soon()
+    assert opened.events() == [Event(Opcode.BINARY, b"head" + bytes(size)) for size in sizes]
+
+
+def test_a_short_binary_message_is_written_at_once(opened: Connection) -> None:
+    opened.stream.send_binary(b"head", b"data")
+    assert opened.events() == [Event(Opcode.BINARY, b"headdata")]
+
+
 def test_control_frame_does_not_overtake_gathered_messages(opened: Connection) -> None:
     opened.stream.send(b"x" * 5000)
     opened.receive(Opcode.PING)

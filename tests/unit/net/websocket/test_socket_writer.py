@@ -11,7 +11,12 @@ import pytest
 from tests.support.clock import Clock
 from tests.support.memory_transport import MemoryTransport
 
-from exec_server.net.websocket.socket import GATHERED_BYTES, MAX_PIECES, FrameWriter
+from exec_server.net.websocket.socket import (
+    GATHERED_BYTES,
+    LONG_PIECE_BYTES,
+    MAX_PIECES,
+    FrameWriter,
+)
 
 
 @pytest.fixture
@@ -131,6 +136,17 @@ def test_pieces_that_the_descriptor_does_not_take_go_to_the_transport(
     transport.close()
     writer.gather(b"head", body, b"tail")
     assert transport.take_written() == b""
+
+
+def test_long_pieces_are_left_to_the_transport_one_by_one(
+    clock: Clock, transport: MemoryTransport, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    writer = FrameWriter(transport, pair[1].fileno())
+    transport.buffered = 1
+    for _ in range(2):
+        writer.gather(b"head", bytes(2 * LONG_PIECE_BYTES))
+        writer.flush()
+    assert transport.take_written() == 2 * (b"head" + bytes(2 * LONG_PIECE_BYTES))
 
 
 def test_a_full_descriptor_leaves_the_pieces_to_the_transport(
