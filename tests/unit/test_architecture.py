@@ -46,6 +46,7 @@ SMALL_MODULES = {
     "adapters.snapshot_archive": "pure: its tests run without the framework",
     "adapters.mcp_resources": "subscriptions of the SDK, which no other part needs",
     "client.engine.attempts": "pure but for its timers, with tests of its own",
+    "client.tree_walk": "a walk over any number of answers; `files` has one request each",
     "client.engine.server_requests": "one end of a session, with tests of its own",
     "hosting.envelope": "pure, with tests of its own",
     "registry.sigv4": "imports botocore, on demand",

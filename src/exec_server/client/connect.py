@@ -83,9 +83,6 @@ def connect(
     does. `on_network_request` decides about hosts that the rules of a process with a `networkProxy`
     do not list; without it they are denied.
     """
-    check_number(wait, "wait")
-    if wait is not None and not wait >= 0:  # NaN is not, either
-        raise StartupError(f"wait must be at least 0 seconds, not {wait:g}")
     access = AccessOptions(
         token=token,
         executor_key=executor_key,
@@ -93,23 +90,35 @@ def connect(
         pin=(pin,) if isinstance(pin, str) else tuple(pin or ()),
         allow_insecure_token=allow_insecure_token,
         retention=retention,
-        wait=wait,
+        wait=_checked_wait(wait),
     )
     if tls is not None and (access.ca_file is not None or access.pin):
         raise StartupError("tls= excludes ca_file= and pin=")
     found = _find(target, registry, environment_id, access)
     dialer = make_dialer(found, account_id=account_id, tls=tls)
-    from exec_server.client.engine.stdio import StdioDialer  # slow to import; commands skip it
-
     return Environment(
         dialer,
         client_name=client_name,
         reconnect=reconnect,
         retention=found.access.retention,
         address=found.place,
-        stderr=dialer.last_lines if isinstance(dialer, StdioDialer) else (),
+        stderr=_stderr_of(dialer),
         on_network_request=on_network_request,
     )
+
+
+def _stderr_of(dialer: Dialer) -> Sequence[str]:
+    """The last lines of a program's stderr, for errors."""
+    from exec_server.client.engine.stdio import StdioDialer  # slow to import; commands skip it
+
+    return dialer.last_lines if isinstance(dialer, StdioDialer) else ()
+
+
+def _checked_wait(wait: float | None) -> float | None:
+    check_number(wait, "wait")
+    if wait is not None and not wait >= 0:  # NaN is not, either
+        raise StartupError(f"wait must be at least 0 seconds, not {wait:g}")
+    return wait
 
 
 def starts_program(target: str | None, options: ConnectOptions) -> bool:

@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, overload
 
 import msgspec
@@ -72,10 +73,10 @@ from exec_server.client.transfer.open_file import (
 from exec_server.client.transfer.opening import FileOpener
 from exec_server.client.transfer.plan import CopyOptions
 from exec_server.client.transfer.text_file import TextFormat, TextReader, TextWriter
-from exec_server.errors import InternalError, InvalidRequest, MalformedAnswer, RpcError, Unsupported
+from exec_server.client.tree_walk import TreeWalk
+from exec_server.errors import InvalidRequest, MalformedAnswer, RpcError, Unsupported
 from exec_server.protocol import files as wire
 from exec_server.protocol.decoding import Call
-from exec_server.protocol.paths import PathUri
 from exec_server.protocol.session import Capabilities
 
 if TYPE_CHECKING:
@@ -94,15 +95,6 @@ APPEND_BYTES: Final = WHOLE_BYTES
 # The same for servers without open files for writing, where each block takes a command. With base64
 # it is three quarters of the largest message.
 LARGEST_WHOLE_BYTES: Final = 36 * 1_048_576
-# Limits of one walk request: at most some seconds of work for the server.
-WALK_DEPTH: Final = 64
-WALK_DIRECTORIES: Final = 10_000
-WALK_ENTRIES: Final = 50_000
-
-# Directories that a walk remembers, if it needs a request for each.
-MAX_DIRECTORIES: Final = 1_000_000
-# Of an URI: a path of 4096 bytes, each of them escaped.
-MAX_URI: Final = 3 * 4096 + 64
 # The files of an archive: more than most disks should get by accident, because a small archive can
 # stand for any number of zeros.
 TAR_BYTES: Final = 16 * 1024**3
@@ -389,68 +381,13 @@ class Files:
         a directory. Special files are left out, and so are unreadable entries, whose errors are
         passed to `on_error`.
         """
+        walk = TreeWalk(partial(self._call, wire.WALK), self.realpath, follow_links, on_error)
         root = self._paths.uri(path)
-        if depth is not None:
-            async for entry in self._walk_one_by_one(root, follow_links, on_error, depth):
-                yield entry
-            return
-        options = wire.WalkOptions(WALK_DEPTH, WALK_DIRECTORIES, WALK_ENTRIES, follow_links)
-        answer = await self._walk(wire.WalkParams(root, options), path_text(path))
-        if answer.truncated:  # it has more entries than one answer
-            async for entry in self._walk_one_by_one(root, follow_links, on_error):
-                yield entry
-            return
-        _report(on_error, answer.errors)
-        deepest = []
-        for each in answer.entries:
-            entry = _entry(each)
-            if entry.is_directory and each.path.count("/") - root.uri.count("/") > WALK_DEPTH:
-                deepest.append(entry.path)
+        entries = (
+            walk.below(root, path_text(path)) if depth is None else walk.one_by_one(root, depth)
+        )
+        async for entry in entries:
             yield entry
-        for directory in deepest:
-            async for entry in self.walk(directory, follow_links=follow_links, on_error=on_error):
-                yield entry
-
-    async def _walk_one_by_one(
-        self,
-        root: PathUri,
-        follow_links: bool,
-        on_error: Callable[[RpcError], None] | None,
-        depth: int = MAX_DIRECTORIES,
-    ) -> AsyncIterator[Entry]:
-        if depth < 1:
-            raise ValueError(f"depth must be at least 1, not {depth}")
-        options = wire.WalkOptions(0, 1, WALK_ENTRIES, follow_links)
-        seen = set()
-        unvisited = [(root.uri, depth)]
-        while unvisited:
-            uri, levels = unvisited.pop()
-            if follow_links:  # links may form a cycle
-                canonical = await self.realpath(uri)
-                if canonical in seen:
-                    continue
-                seen.add(canonical)
-            params = wire.WalkParams(PathUri.from_text(uri), options)
-            answer = await self._walk(params, native(uri))
-            _report(on_error, answer.errors)
-            for each in answer.entries:
-                yield _entry(each)
-            if levels > 1:
-                below = [each.path for each in answer.entries if each.kind == "directory"]
-                unvisited += ((each, levels - 1) for each in reversed(below))
-            if len(unvisited) + len(seen) > MAX_DIRECTORIES:
-                text = f"more than {MAX_DIRECTORIES} directories: walk those in it one by one"
-                raise InvalidRequest(f"{native(root.uri)}: {text}")
-
-    async def _walk(self, params: wire.WalkParams, path: str) -> wire.WalkResult:
-        """Walk once; the answer has paths below the root alone."""
-        answer = await self._call(wire.WALK, params, path)
-        prefix = params.path.uri.rstrip("/") + "/"
-        for entry in answer.entries:
-            if not entry.path.startswith(prefix) or len(entry.path) > MAX_URI:
-                text = f"the server lists {entry.path[:100]!r}"
-                raise MalformedAnswer(f"{path}: {text}, which is not below it")
-        return answer
 
     async def realpath(self, path: AnyPath, *, strict: bool = True) -> str:
         """The path with all links resolved; unless `strict`, it need not exist.
@@ -944,13 +881,3 @@ def _detailed_entry(entry: wire.ListedEntry, base: str) -> Entry:
         entry.owner,
         entry.group,
     )
-
-
-def _entry(entry: wire.WalkEntry) -> Entry:
-    return Entry(native(entry.path), entry.kind == "directory", entry.kind == "file")
-
-
-def _report(on_error: Callable[[RpcError], None] | None, errors: list[wire.WalkError]) -> None:
-    if on_error is not None:
-        for error in errors:
-            on_error(InternalError(f"{native(error.path)}: {error.message}"))

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.results import Screen
-from exec_server.errors import InvalidRequest, ProcessLost
+from exec_server.errors import InvalidRequest, ProcessLost, missing_package
 from exec_server.protocol.process import READ, ProcessId, ReadParams
 
 try:
@@ -24,11 +24,8 @@ try:
     from pyte.charsets import VT100_MAP
     from wcwidth import wcwidth
 except ImportError as error:
-    raise ImportError(
-        "Process.screen() needs pyte: pip install 'exec-server[screen]', or in a checkout "
-        f"pip install '.[screen]' ({error})",
-        name=error.name,
-    ) from error
+    text = missing_package("Process.screen()", "pyte", "screen")
+    raise ImportError(text, name=error.name) from error
 
 # The terminal of a server without another size.
 DEFAULT_SIZE: Final = (24, 80)
@@ -116,7 +113,7 @@ _INSERTING: Final = 4
 _ALTERNATE: Final = frozenset({47, 1047, 1049})
 
 
-class Terminal:
+class Renderer:
     """Renders output of a program; its memory is bounded by the size of the screen. No I/O."""
 
     def __init__(self, rows: int, columns: int) -> None:
@@ -312,7 +309,7 @@ class TerminalScreen:
         self._session = session
         self._id = process_id
         self._after = 0  # the last event that was rendered
-        self._terminal: Terminal | None = None
+        self._terminal: Renderer | None = None
         self._lock = asyncio.Lock()  # held by an update
 
     async def update(self, size: tuple[int, int]) -> Screen:
@@ -323,7 +320,7 @@ class TerminalScreen:
         async with self._lock:
             data, is_complete = await self._receive()
             if self._terminal is None:
-                self._terminal = Terminal(*size)
+                self._terminal = Renderer(*size)
             # Not in the loop: it may take seconds.
             return await asyncio.to_thread(self._terminal.show, data, size, is_complete=is_complete)
 

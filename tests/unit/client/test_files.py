@@ -12,6 +12,7 @@ import pytest
 from tests.support.memory_session import GREETING, OURS, Message, Scene, in_environment, outcome
 
 from exec_server.client import files as module
+from exec_server.client import tree_walk
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import PermissionDenied, SandboxDenied
@@ -247,7 +248,7 @@ async def _walked(env: Environment, path: str) -> list[Entry]:
 async def test_the_directories_of_a_walk_have_a_limit(scene: Scene) -> None:
     entries = [{"path": f"file:///d/{name}", "kind": "directory"} for name in "abc"]
     answer = {"entries": entries, "errors": [], "truncated": True}
-    with mock.patch.object(module, "MAX_DIRECTORIES", 2):
+    with mock.patch.object(tree_walk, "MAX_DIRECTORIES", 2):
         walking = _walked(scene.env, "/d")
         error, _ = await exchange(scene, walking, ("fs/walk", answer), ("fs/walk", answer))
     assert isinstance(error, InvalidRequest)

@@ -16,7 +16,7 @@ pytest.importorskip("pyte")
 from exec_server.client import screen as screen_module
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.results import Screen
-from exec_server.client.screen import Terminal, TerminalScreen
+from exec_server.client.screen import Renderer, TerminalScreen
 from exec_server.errors import InvalidRequest, ProcessLost
 from exec_server.protocol.decoding import Base64
 from exec_server.protocol.process import OutputChunk, ProcessId, ReadParams, ReadResult
@@ -25,7 +25,7 @@ SIZE = (4, 10)
 
 
 def show(data: str | bytes, size: tuple[int, int] = SIZE) -> Screen:
-    return Terminal(*size).show(data.encode() if isinstance(data, str) else data, size)
+    return Renderer(*size).show(data.encode() if isinstance(data, str) else data, size)
 
 
 def text(data: str | bytes) -> str:
@@ -73,14 +73,14 @@ def test_sequences(data: str | bytes, shown: str) -> None:
 
 def test_output_may_end_anywhere() -> None:
     data = "a日\x1b[2;3Hb\x1b]0;title\x07\x1b(0q\x1b(B\x1b[?1049h\x1b[1;2Hc\x1b[?1049ld".encode()
-    terminal = Terminal(*SIZE)
+    terminal = Renderer(*SIZE)
     for index in range(len(data)):
         screen = terminal.show(data[index : index + 1], SIZE)
     assert screen == show(data)
 
 
 def test_a_new_size() -> None:
-    terminal = Terminal(4, 10)
+    terminal = Renderer(4, 10)
     terminal.show(b"1\r\n2\r\n3\r\n4 and more", (4, 10))
     assert terminal.show(b"", (2, 5)) == Screen(("3", "4 and"), (1, 4), (2, 5))
     screen = terminal.show(b"\x1b[?1049hx", (3, 6))
@@ -100,7 +100,7 @@ PARTS = [*STARTS, *FINALS, *WHOLE, *TEXTS]
 def test_random_sequences_do_no_harm(seed: int) -> None:
     choose = random.Random(seed)
     size = (choose.randint(1, 8), choose.randint(1, 20))
-    terminal = Terminal(*size)
+    terminal = Renderer(*size)
     for _ in range(5):
         data = "".join(choose.choice(PARTS) for _ in range(choose.randint(0, 200))).encode()
         cut = choose.randint(0, len(data))
@@ -128,7 +128,7 @@ def test_work_is_bounded(flood: str, monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal calls
         calls += event == "call" and "pyte" in frame.f_code.co_filename
 
-    terminal = Terminal(20, 50)
+    terminal = Renderer(20, 50)
     sys.setprofile(count)
     try:
         screen = terminal.show(
@@ -142,7 +142,7 @@ def test_work_is_bounded(flood: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sequences_without_an_end_are_dropped() -> None:
-    terminal = Terminal(*SIZE)
+    terminal = Renderer(*SIZE)
     for start in ("\x1b]0;", "\x1bP", "\x1b["):
         terminal.show(start.encode() + b"1" * screen_module.HELD_CHARACTERS, SIZE)
         assert terminal._held == ""

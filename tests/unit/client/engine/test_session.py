@@ -43,8 +43,7 @@ def test_the_handshake_is_that_of_the_reference() -> None:
         async with ClientSession(dialer, client_name="me") as session:
             stream = await dialer.stream()
             assert stream.raw == [
-                b'{"id":1,"method":"initialize","params":{"clientName":"me","resumeSessionId":null,'
-                b'"binaryOutput":false}}',
+                b'{"id":1,"method":"initialize","params":{"clientName":"me","resumeSessionId":null}}',
                 b'{"method":"initialized","params":{}}',
             ]
             assert session.session_id == SESSION
