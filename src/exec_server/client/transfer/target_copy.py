@@ -65,15 +65,7 @@ class TargetCopy(TreeUpload):
 
         if self._options.dry_run:
             return await self._plan(items, extra, is_unchanged)
-        self._tally.expect(items)
-
-        async def remove(item: Item) -> None:
-            await self._files.remove(join(target, item.path))
-
-        await self._delete(extra.in_the_way, remove)
-        await self._fill(items, source, target)
-        await self._delete_others(extra.others, remove)
-        return self._tally.result(list(self._not_failed(items)))
+        return await self._replace(items, extra, source, target, self._fill)
 
     async def _find_extra(self, items: list[Item], source: str, target: str) -> Extra:
         """Look at the target; what it has and the source has not, if that is to be deleted."""

@@ -7,7 +7,7 @@ import errno
 import os
 import posixpath
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import BinaryIO, Final
 
 from exec_server.client.exceptions import NotADirectory, SandboxDenied
@@ -55,6 +55,25 @@ ln -sfn -- "$1" "$2"
 
 class TreeUpload(TreeCopy):
     """The common part of uploads: directories, symlinks and modes on the server's machine."""
+
+    async def _replace(
+        self,
+        items: list[Item],
+        extra: Extra,
+        source: str,
+        target: str,
+        fill: Callable[[list[Item], str, str], Awaitable[None]],
+    ) -> Transfer:
+        """Delete what is in the way, `fill` the target, delete what else is extra."""
+        self._tally.expect(items)
+
+        async def remove(item: Item) -> None:
+            await self._files.remove(join(target, item.path))
+
+        await self._delete(extra.in_the_way, remove)
+        await fill(items, source, target)
+        await self._delete_others(extra.others, remove)
+        return self._tally.result(list(self._not_failed(items)))
 
     async def _make_directories(self, path: str, target: str) -> None:
         """Make a directory and all above it; if that fails, find the one that fails."""
@@ -131,15 +150,7 @@ class Upload(TreeUpload):
 
         if self._options.dry_run:
             return await self._plan(items, extra, is_unchanged)
-        self._tally.expect(items)
-
-        async def remove(item: Item) -> None:
-            await self._files.remove(join(target, item.path))
-
-        await self._delete(extra.in_the_way, remove)
-        await self._fill(items, source, target)
-        await self._delete_others(extra.others, remove)
-        return self._tally.result(list(self._not_failed(items)))
+        return await self._replace(items, extra, source, target, self._fill)
 
     async def _find_extra(self, items: list[Item], target: str) -> Extra:
         """What the target has and the source has not; nothing unless it is to be deleted."""
