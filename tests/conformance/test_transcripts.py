@@ -164,6 +164,8 @@ _OUR_EXIT_CODES: dict[str, dict[str, int]] = {
 # Capabilities that the recorded server did not know: docs/protocol.md, "Extensions".
 OUR_EXTENSIONS = frozenset(
     {
+        "sessionClose",
+        "sessionRetention",
         "processBinary",
         "processCloseStdin",
         "processResize",
