@@ -156,6 +156,17 @@ def test_shell_and_python_work_as_printed(server: Server) -> None:
     assert Path("/tmp/notes.txt").read_bytes() == b"it works"
 
 
+def test_the_default_target_works_as_printed(server: Server, tmp_path: Path) -> None:
+    (block,) = [block for block in _blocks("sh") if "targets add" in block]
+    add, export, uname = block.splitlines()
+    variables = {"XDG_CONFIG_HOME": str(tmp_path)}
+    added = run_client(*shlex.split(add.replace(_URL, server.url))[1:], env=variables)
+    assert added.returncode == 0, added.stderr
+    name, value = export.removeprefix("export ").split("=")
+    ended = run_client(*shlex.split(uname)[1:], env=variables | {name: value})
+    assert (ended.returncode, ended.stdout[:5]) == (0, b"Linux"), ended
+
+
 def test_a_machine_behind_a_nat_is_reached_as_printed(tmp_path: Path) -> None:
     blocks = [block.splitlines() for block in _blocks("sh") if _REGISTRY in block]
     assert [[line.split()[1] for line in block] for block in blocks] == [
