@@ -29,7 +29,18 @@ _REFUSED = "a start without a proxy is refused at once instead of ending with ex
 _OUR_SKIPPED: dict[str, dict[int, str]] = {"surface_managed_network": {5: _REFUSED}}
 # A port of the client's own proxy keeps its number in the network namespace. In the recording the
 # proxy and the origin are the same server, so the origin is found there, too.
-_OUR_OUTPUT = {"given-port": (b"direct 000", b"direct 200")}
+# Our refusal of a local address names the address and the switch behind the reference's sentence.
+_OUR_OUTPUT = {
+    "given-port": [(b"direct 000", b"direct 200")],
+    "denied": [
+        (b"content-length: 211", b"content-length: 296"),
+        (
+            b"private network addresses.",
+            b"private network addresses. 127.0.0.1 is a local address: "
+            b"allowLocalBinding or a rule for exactly it permits it.",
+        ),
+    ],
+}
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +202,9 @@ class NetworkReplay:
             data = base64.b64decode(chunk["chunk"])
             actual[chunk["stream"]] = actual.get(chunk["stream"], b"") + data
         assert read["exitCode"] == code
-        if self._server.kind == "ours" and process_id in _OUR_OUTPUT:
-            recorded["stdout"] = recorded["stdout"].replace(*_OUR_OUTPUT[process_id])
+        if self._server.kind == "ours":
+            for theirs, own in _OUR_OUTPUT.get(process_id, []):
+                recorded["stdout"] = recorded["stdout"].replace(theirs, own)
         assert {name: _plain(data) for name, data in actual.items()} == {
             name: _plain(self._mapped(data.decode()).encode()) for name, data in recorded.items()
         }

@@ -31,6 +31,7 @@ from exec_server import (
     connect,
 )
 from exec_server.client import files as files_module
+from exec_server.client import tree_walk
 from exec_server.client.engine.server_features import ServerFeatures
 from exec_server.client.transfer.open_file import BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT
 from exec_server.errors import ConnectionLost, InvalidRequest
@@ -187,7 +188,7 @@ def test_a_tree_that_is_too_large_for_one_answer(
     async def scene(env: Environment) -> None:
         whole = [entry async for entry in env.files.walk(tmp_path)]
         followed = [entry async for entry in env.files.walk(tmp_path, follow_links=True)]
-        monkeypatch.setattr(files_module, "WALK_DIRECTORIES", 2)
+        monkeypatch.setattr(tree_walk, "WALK_DIRECTORIES", 2)
         again = [entry async for entry in env.files.walk(tmp_path)]
         assert {entry.path for entry in again} == {entry.path for entry in whole}
         assert len(again) == len(whole)

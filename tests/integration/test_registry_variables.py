@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.support.client import Client, Server, start_server
 
+from exec_server.client.targets import TARGET_VARIABLE
 from exec_server.host.interpreter import REGISTRY_NAMES
 from exec_server.registry.credentials import BEARER_TOKEN, OWN_API_KEY
 
@@ -12,8 +13,8 @@ _POLICY = {"inherit": "all", "ignoreDefaultExcludes": True, "exclude": [], "set"
 }
 
 
-def test_the_names_are_those_of_the_registry() -> None:
-    assert {OWN_API_KEY, BEARER_TOKEN} == REGISTRY_NAMES
+def test_the_names_are_those_of_the_registry_and_of_the_default_target() -> None:
+    assert {OWN_API_KEY, BEARER_TOKEN, TARGET_VARIABLE} == REGISTRY_NAMES
 
 
 def test_neither_children_nor_requests_get_them() -> None:

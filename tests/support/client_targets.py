@@ -314,7 +314,9 @@ class Recorder:
             self.on_output()
 
     def _take(self, seq: int, chunk: bytes | None) -> None:
-        self._seen.add(seq)
+        # A longer message has the numbers of the chunks that it would be in text.
+        starts = range(0, len(chunk or b" "), process.CHUNK_BYTES)
+        self._seen.update(range(seq, seq + len(starts)))
         if chunk is not None:
             self._chunks[seq] = chunk
         while self._last + 1 in self._seen:

@@ -89,7 +89,8 @@ def terminal(columns: int = 80, rows: int = 24) -> Iterator[Terminal]:
     with tempfile.TemporaryDirectory(prefix="tmux-") as directory:
         window = Terminal(Path(directory) / "socket")
         # dash: it leaves the modes of the terminal as it finds them, and edits nothing.
-        shell = f"env -i TERM=tmux-256color PATH=/usr/bin:/bin HOME=/tmp PS1={shlex.quote(PROMPT)}"
+        # exec: a shell of another kind would stay between tmux and this one.
+        shell = f"exec env -i TERM=tmux-256color PATH=/usr/bin:/bin HOME=/tmp PS1={shlex.quote(PROMPT)}"
         window.tmux(
             *("new-session", "-d", "-x", str(columns), "-y", str(rows)),
             f"{shell} LANG=C.UTF-8 dash -i",

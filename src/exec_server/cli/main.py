@@ -110,7 +110,8 @@ def _describe(error: Exception, command: CommandRow) -> tuple[str, int]:
         printable,
     )
 
-    if isinstance(error, UsageError | StartupError):
+    is_usage = isinstance(error, StartupError) and command.has_targets
+    if is_usage or isinstance(error, UsageError):
         text = f"{error}\n\nFor more information, try 'exec-server {command.name} -h'."
         return text, EXIT_USAGE
     lost = (LostConnection, ConnectFailed, ConnectionLost, SessionLost, RegistryError)

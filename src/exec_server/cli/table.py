@@ -44,6 +44,11 @@ class CommandRow(NamedTuple):
         return self.name not in _SERVERS
 
     @property
+    def has_targets(self) -> bool:
+        """Whether an argument or a file of the user names the machine that it uses."""
+        return self.operands not in (NOTHING, COMMAND) or self.name == "targets"
+
+    @property
     def failure_code(self) -> int:
         """The exit code for errors other than wrong arguments."""
         return EXIT_NOT_RUN if self.name in ("exec", "shell") else EXIT_FAILURE

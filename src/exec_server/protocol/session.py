@@ -10,6 +10,8 @@ SessionId = NewType("SessionId", str)
 
 
 class Shell(Result, frozen=True):
+    """The login shell of the server's user."""
+
     name: str
     path: str
 
@@ -68,6 +70,8 @@ class Capabilities(Result, frozen=True):
 
 
 class EnvironmentInfo(Result, frozen=True):
+    """What a server says about itself and its machine."""
+
     shell: Shell
     executor_version: str
     provider_id: str

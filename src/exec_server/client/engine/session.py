@@ -389,6 +389,8 @@ class ClientSession:
         for call in connection.pending.values():
             call.fail(SessionLost(_ENVIRONMENT_CLOSED))
         self._queue.fail(SessionLost(_ENVIRONMENT_CLOSED))
+        if self._pauses:
+            connection.stream.resume_reading()  # the answer is to be read
         closing = PendingCall(self._body(CLOSE.name, None), is_retryable=False)
         self._send(connection, closing)
         await asyncio.wait([closing.future], timeout=CLOSE_SECONDS)
