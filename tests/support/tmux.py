@@ -90,7 +90,7 @@ def terminal(columns: int = 80, rows: int = 24) -> Iterator[Terminal]:
         window = Terminal(Path(directory) / "socket")
         # dash: it leaves the modes of the terminal as it finds them, and edits nothing.
         # exec: a shell of another kind would stay between tmux and this one.
-        shell = f"exec env -i TERM=tmux-256color PATH=/usr/bin:/bin HOME=/tmp LANG=C.UTF-8"
+        shell = "exec env -i TERM=tmux-256color PATH=/usr/bin:/bin HOME=/tmp LANG=C.UTF-8"
         window.tmux(
             *("new-session", "-d", "-x", str(columns), "-y", str(rows)),
             f"{shell} PS1={shlex.quote(PROMPT)} dash -i",
