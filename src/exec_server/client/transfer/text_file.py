@@ -121,7 +121,8 @@ class TextReader(Handle):
             match = _ANY_LINE_END.search(self._text, searched)
             return 0 if match is None else match.end()
         newline = self._newline or "\n"
-        return self._text.find(newline, searched) + len(newline) if newline in self._text else 0
+        start = self._text.find(newline, searched)
+        return 0 if start < 0 else start + len(newline)
 
     async def _next_text(self) -> str:
         block = await anext(self._file, b"")

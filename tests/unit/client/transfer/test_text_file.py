@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import random
 from collections.abc import Coroutine
 from typing import Any, cast
 
@@ -97,6 +98,46 @@ def test_lines_are_those_of_the_built_in_open(
             assert taken == wanted
         async with reader(data, size, newline=newline) as file:
             assert await file.readline() + await file.read() == "".join(wanted)
+
+    play(scene())
+
+
+def random_data(numbers: random.Random, encoding: str) -> bytes:
+    parts = ("a", "b", "\r", "\n", "\r\n", "\u2028", "\x85", "é", "€", "😀")
+    text = "".join(numbers.choices(parts, k=numbers.randint(0, 30)))
+    return text.encode(encoding, "replace")
+
+
+@pytest.mark.parametrize("newline", [None, "", "\n", "\r", "\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
+def test_reads_of_any_size_are_those_of_the_built_in_open(
+    encoding: str, newline: str | None
+) -> None:
+    """Blocks of all sizes, so that line ends and characters are divided, or in one block."""
+    numbers = random.Random(1)
+
+    async def scene() -> None:
+        for _ in range(100):
+            data = random_data(numbers, encoding)
+            built_in = io.TextIOWrapper(io.BytesIO(data), encoding, newline=newline)
+            size = numbers.choice([1, 2, 3, 5, 8, 100])
+            async with reader(data, size, encoding=encoding, newline=newline) as file:
+                for _ in range(12):
+                    count = numbers.choice([None, None, 0, 1, 2, 7])
+                    wanted = built_in.readline() if count is None else built_in.read(count)
+                    read = await (file.readline() if count is None else file.read(count))
+                    assert read == wanted
+                assert [line async for line in file] == list(built_in)
+
+    play(scene())
+
+
+def test_the_last_line_may_lack_the_line_end() -> None:
+    async def scene() -> None:
+        async with reader(b"one\r\ntwo\r\nthree", 100, newline="\r\n") as file:
+            assert await file.take_lines() == ["one\r\n", "two\r\n"]
+            assert await file.take_lines() == ["three"]
+            assert await file.take_lines() == []
 
     play(scene())
 
