@@ -87,6 +87,8 @@ class FilePatch:
     hunks: tuple[Hunk, ...] = ()
     new_path: str | None = None  # of a file that is renamed
     mode: int | None = None  # permission bits that git states
+    # Codex: another file may be replaced, and a deleted one have any lines.
+    is_forced: bool = False
 
 
 class Effort:

@@ -79,9 +79,10 @@ class _Parser:
         self._next += 1
         if header.startswith(_ADD):
             lines = tuple(self._added_lines())
-            return FilePatch("add", self._path(header, _ADD), (Hunk(lines),) if lines else ())
+            hunks = (Hunk(lines),) if lines else ()
+            return FilePatch("add", self._path(header, _ADD), hunks, is_forced=True)
         if header.startswith(_DELETE):
-            return FilePatch("delete", self._path(header, _DELETE))
+            return FilePatch("delete", self._path(header, _DELETE), is_forced=True)
         if header.startswith(_UPDATE):
             return self._update(self._path(header, _UPDATE))
         self._next -= 1
@@ -122,7 +123,7 @@ class _Parser:
             hunks.append(self._hunk())
         if not hunks and new_path is None:
             raise self._failure(f"the update of {path} has no lines", line=self._next)
-        return FilePatch("update", path, tuple(hunks), new_path)
+        return FilePatch("update", path, tuple(hunks), new_path, is_forced=True)
 
     def _hunk(self) -> Hunk:
         anchors = []
@@ -179,7 +180,11 @@ def parse_patch(text: str) -> list[FilePatch]:
 def plan(
     files: list[FilePatch], root: str, read: Read, effort: Effort = UNBOUNDED
 ) -> list[PatchedFile]:
-    """The changed files, each once; an added one may replace another. Raises PatchDoesNotApply."""
+    """The changed files, each once. Raises PatchDoesNotApply.
+
+    As in Codex's apply_patch, an added or renamed file of its format may replace another one; as
+    in git, one of a unified diff may not.
+    """
     planner = _Planner(root, read, effort)
     for file in files:
         planner.add(file)
@@ -204,9 +209,13 @@ class _Planner:
         if file.kind != "add" and old is None:
             raise PatchDoesNotApply(f"{file.path} does not exist")
         target = path if file.new_path is None else self._below_root(file.new_path)
-        self._current(target)
+        replaced = self._current(target) if file.kind == "add" or target != path else None
+        if replaced is not None and not file.is_forced:
+            raise PatchDoesNotApply(f"{file.new_path or file.path} already exists")
         origin = self._origins.pop(path, path)
         if file.kind == "delete":
+            if not file.is_forced and old is not None and _patched(file, old, self._effort):
+                raise PatchDoesNotApply(f"{file.path} has more lines than those that are deleted")
             self._new[path] = None
             return
         self._new[path] = None  # unless it is the target

@@ -61,6 +61,50 @@ def test_an_added_file_replaces_an_existing_one() -> None:
     ]
 
 
+_ADDED = "--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+x\n"
+_RENAMED = "diff --git a/f b/g\nsimilarity index 100%\nrename from f\nrename to g\n"
+_DELETED = "--- a/f\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-a\n-b\n"
+
+
+@pytest.mark.parametrize(
+    ("diff", "name"),
+    [
+        (_ADDED, "f"),
+        (f"diff --git a/f b/f\nnew file mode 100644\n{_ADDED}", "f"),
+        ("diff --git a/f b/f\nnew file mode 100644\nindex 0..e\n", "f"),
+        (_RENAMED, "g"),
+        (f"{_RENAMED}--- a/f\n+++ b/g\n@@ -1 +1 @@\n-a\n+x\n", "g"),
+        ("--- a/f\n+++ b/g\n@@ -1 +1 @@\n-a\n+x\n", "g"),
+    ],
+)
+def test_a_unified_diff_replaces_no_file(diff: str, name: str) -> None:
+    with pytest.raises(PatchDoesNotApply, match=f"^{name} already exists$"):
+        planned(diff, f=b"a\n", g=b"precious\n")
+
+
+def test_a_moved_file_of_codex_replaces_an_existing_one() -> None:
+    text = codex("*** Update File: f", "*** Move to: g", "@@", "-a", "+b")
+    assert planned(text, f=b"a\n", g=b"old\n") == [
+        PatchedFile("/root/f", b"a\n", None),
+        PatchedFile("/root/g", b"old\n", b"b\n", renamed_from="/root/f"),
+    ]
+
+
+def test_a_file_of_a_diff_may_take_the_place_of_a_deleted_one() -> None:
+    assert planned(_DELETED + _ADDED, f=b"a\nb\n") == [PatchedFile("/root/f", b"a\nb\n", b"x\n")]
+
+
+def test_a_unified_diff_deletes_a_file_of_its_lines_only() -> None:
+    assert planned(_DELETED, f=b"a\nb\n") == [PatchedFile("/root/f", b"a\nb\n", None)]
+    empty = "diff --git a/f b/f\ndeleted file mode 100644\nindex e..0\n"
+    assert planned(empty, f=b"") == [PatchedFile("/root/f", b"", None)]
+    with pytest.raises(PatchDoesNotApply, match="hunk 1 does not fit f"):
+        planned(_DELETED, f=b"other\n")
+    for diff in (_DELETED, empty):
+        with pytest.raises(PatchDoesNotApply, match=r"^f has more lines than those"):
+            planned(diff, f=b"a\nb\nmine\n")
+
+
 def test_the_mode_of_git_is_kept() -> None:
     text = "diff --git a/f b/f\nold mode 100644\nnew mode 100755\n"
     assert planned(text, f=b"x") == [PatchedFile("/root/f", b"x", b"x", 0o755)]

@@ -38,16 +38,22 @@ def test_all_kinds_of_changes() -> None:
         HunkLine("+", "added"),
     )
     assert parse(text) == [
-        FilePatch("add", "new", (Hunk((HunkLine("+", "one"), HunkLine("+", ""))),)),
-        FilePatch("add", "empty"),
-        FilePatch("delete", "gone"),
-        FilePatch("update", "old", (Hunk(lines, ("def f():",), is_at_end=True),), "renamed"),
+        FilePatch("add", "new", (Hunk((HunkLine("+", "one"), HunkLine("+", ""))),), is_forced=True),
+        FilePatch("add", "empty", is_forced=True),
+        FilePatch("delete", "gone", is_forced=True),
+        FilePatch(
+            "update",
+            "old",
+            (Hunk(lines, ("def f():",), is_at_end=True),),
+            "renamed",
+            is_forced=True,
+        ),
     ]
 
 
 def test_a_file_can_only_be_renamed() -> None:
     assert parse(patch("*** Update File: a", "*** Move to: b")) == [
-        FilePatch("update", "a", new_path="b")
+        FilePatch("update", "a", new_path="b", is_forced=True)
     ]
 
 
