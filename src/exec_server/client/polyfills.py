@@ -10,6 +10,7 @@ whole. `grep -P` takes a wider pattern, as its dialect differs, and the client c
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -326,14 +327,13 @@ class Polyfills:
         return wire.EditResult(replacements)
 
     async def _apply_patch(self, params: wire.ApplyPatchParams) -> wire.ApplyPatchResult:
-        from exec_server.patching.patch import parse_patch, plan  # slow to import
+        from exec_server.patching.patch import named_paths, parse_patch, plan  # slow to import
 
         files = self._files(params)
-        base = params.path.native().rstrip("/") or "/"
+        base = posixpath.normpath(params.path.native())
         parsed = parse_patch(params.patch)
-        names = [path for file in parsed for path in (file.path, file.new_path) if path]
         contents: dict[str, bytes] = {}
-        for path in dict.fromkeys(f"{base.rstrip('/')}/{name}" for name in names):
+        for path in named_paths(parsed, base):
             try:
                 contents[path] = await files.read(path)
             except NotFound:

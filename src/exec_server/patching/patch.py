@@ -177,6 +177,15 @@ def parse_patch(text: str) -> list[FilePatch]:
     return unified_diff.parse(text)
 
 
+def named_paths(files: list[FilePatch], root: str) -> list[str]:
+    """The paths that `plan` reads for a patch, each once; raises PatchDoesNotApply outside of root.
+
+    For a `Read` that cannot wait: its files are read before.
+    """
+    names = (name for file in files for name in (file.path, file.new_path) if name is not None)
+    return list(dict.fromkeys(_below_root(root, name) for name in names))
+
+
 def plan(
     files: list[FilePatch], root: str, read: Read, effort: Effort = UNBOUNDED
 ) -> list[PatchedFile]:
@@ -195,7 +204,7 @@ class _Planner:
     """The files as they are after the patches that were added."""
 
     def __init__(self, root: str, read: Read, effort: Effort) -> None:
-        self._root = posixpath.normpath(root)
+        self._root = root
         self._read = read
         self._effort = effort
         self._old: dict[str, bytes | None] = {}
@@ -204,11 +213,11 @@ class _Planner:
         self._origins: dict[str, str] = {}  # of renamed files that existed before the patch
 
     def add(self, file: FilePatch) -> None:
-        path = self._below_root(file.path)
+        path = _below_root(self._root, file.path)
         old = self._current(path)
         if file.kind != "add" and old is None:
             raise PatchDoesNotApply(f"{file.path} does not exist")
-        target = path if file.new_path is None else self._below_root(file.new_path)
+        target = path if file.new_path is None else _below_root(self._root, file.new_path)
         replaced = self._current(target) if file.kind == "add" or target != path else None
         if replaced is not None and not file.is_forced:
             raise PatchDoesNotApply(f"{file.new_path or file.path} already exists")
@@ -231,20 +240,22 @@ class _Planner:
             self._old[path] = self._new[path] = self._read(path)
         return self._new[path]
 
-    def _below_root(self, path: str) -> str:
-        if posixpath.basename(path) in ("", ".", "..") or "\0" in path:
-            raise PatchDoesNotApply(f"'{path}' is not the path of a file")
-        absolute = posixpath.normpath(posixpath.join(self._root, path))
-        if not absolute.startswith(f"{self._root.rstrip('/')}/"):
-            raise PatchDoesNotApply(f"{path} is outside of the root {self._root}")
-        return absolute
-
     def changes(self) -> list[PatchedFile]:
         return [
             PatchedFile(path, self._old[path], new, self._modes.get(path), self._origins.get(path))
             for path, new in self._new.items()
             if new != self._old[path] or path in self._modes
         ]
+
+
+def _below_root(root: str, path: str) -> str:
+    if posixpath.basename(path) in ("", ".", "..") or "\0" in path:
+        raise PatchDoesNotApply(f"'{path}' is not the path of a file")
+    root = posixpath.normpath(root)
+    absolute = posixpath.normpath(posixpath.join(root, path))
+    if not absolute.startswith(f"{root.rstrip('/')}/"):
+        raise PatchDoesNotApply(f"{path} is outside of the root {root}")
+    return absolute
 
 
 def _patched(file: FilePatch, content: bytes, effort: Effort) -> bytes:

@@ -154,6 +154,10 @@ def test_texts_are_changed_here_without_extensions() -> None:
         assert files.sent[-1][0] == "chmod"
         removal = "*** Begin Patch\n*** Delete File: old\n*** End Patch"
         assert await files.apply_patch(removal, "/w") == [ChangedFile("old", "deleted")]
+        absolute = _PATCH.replace("File: ", "File: /w/.//").replace("-a\n+b", "-b\n+c")
+        changed = [ChangedFile("f", "modified"), ChangedFile("n", "modified")]
+        assert await files.apply_patch(absolute.replace("+x", "+y"), "/w/../w/.") == changed
+        assert files.contents == {"/w/f": b"c\n", "/w/n": b"y\n"}
 
     asyncio.run(scene())
 

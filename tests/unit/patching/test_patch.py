@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exec_server.errors import PatchDoesNotApply
-from exec_server.patching.patch import PatchedFile, parse_patch, plan
+from exec_server.patching.patch import PatchedFile, named_paths, parse_patch, plan
 
 pytestmark = pytest.mark.quick
 
@@ -124,6 +124,21 @@ def test_an_absolute_path_below_the_root_is_accepted() -> None:
     assert planned(codex("*** Delete File: /root/f"), f=b"x") == [
         PatchedFile("/root/f", b"x", None)
     ]
+
+
+def test_the_named_paths_are_those_that_are_read() -> None:
+    text = codex("*** Update File: /root/f", "*** Move to: a//./g", "*** Delete File: b/../f")
+    read = []
+
+    def note(path: str) -> bytes | None:
+        read.append(path)
+        return b"x"
+
+    with pytest.raises(PatchDoesNotApply, match="f does not exist"):
+        plan(parse_patch(text), "/root/.", note)
+    assert named_paths(parse_patch(text), "/root/.") == read == ["/root/f", "/root/a/g"]
+    with pytest.raises(PatchDoesNotApply, match=r"outside of the root /root$"):
+        named_paths(parse_patch(codex("*** Delete File: /etc/f")), "/root/")
 
 
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "/rootless/x", "a/.", "..", "a/"])
