@@ -77,6 +77,11 @@ class Hunk:
     def old(self) -> list[str]:
         return [line.text for line in self.lines if line.kind != "+"]
 
+    @property
+    def has_final_newline(self) -> bool:
+        """False for lines at the end of a file that lacks a newline, before or after the change."""
+        return all(line.has_newline for line in self.lines)
+
 
 @dataclass(frozen=True, slots=True)
 class FilePatch:
@@ -172,17 +177,19 @@ def _replacements(
     below = 0  # the first line that no earlier hunk has used
     shift = 0  # how far from its line number the last hunk was found
     for number, hunk in enumerate(hunks, 1):
-        if hunk.is_loose:
+        if not hunk.has_final_newline:
+            start = _find_last(finder, hunk, shift, below)
+        elif hunk.is_loose:
             start = _find_only(finder, hunk, shift, below, f"hunk {number} for {path}")
         elif hunk.first_line is not None:
             wanted = max(hunk.first_line - 1 + shift, below)
             start = finder.nearest(hunk.old, wanted, below)
-            if start is not None:
-                shift = start - (hunk.first_line - 1)
         else:
             start = _find_anchored(finder, hunk, below, path)
         if start is None:
             raise PatchDoesNotApply(f"hunk {number} does not fit {path}: {_description(hunk)}")
+        if hunk.first_line is not None and not hunk.is_loose:
+            shift = start - (hunk.first_line - 1)
         yield _replacement(lines, hunk, start)
         below = start + len(hunk.old)
 
@@ -201,7 +208,7 @@ def _replacement(lines: Sequence[str], hunk: Hunk, start: int) -> _Replacement:
             position += 1
         if line.kind != "-":
             last_has_newline = line.has_newline
-    if position == len(lines) and any(not line.has_newline for line in hunk.lines):
+    if not hunk.has_final_newline:
         ends_without_newline = bool(new) and not last_has_newline
     return _Replacement(start, position, new, ends_without_newline)
 
@@ -221,6 +228,15 @@ def _find_anchored(finder: _Finder, hunk: Hunk, below: int, path: str) -> int | 
         if last is not None:
             return last
     return finder.first(old, below)
+
+
+def _find_last(finder: _Finder, hunk: Hunk, shift: int, below: int) -> int | None:
+    """The first line of a hunk whose last line is that of the file."""
+    old = hunk.old
+    last = finder.size - len(old)
+    if not old and hunk.first_line is not None and hunk.first_line - 1 + shift != last:
+        return None
+    return last if last >= below and finder.nearest(old, last, last) == last else None
 
 
 def _find_only(finder: _Finder, hunk: Hunk, shift: int, below: int, name: str) -> int | None:
@@ -336,4 +352,5 @@ def _description(hunk: Hunk) -> str:
     old = hunk.old
     lines = "\n".join(old[:_SHOWN_LINES])
     more = f"\n… and {len(old) - _SHOWN_LINES} more lines" if len(old) > _SHOWN_LINES else ""
-    return f"these lines were not found\n{lines}{more}"
+    where = "found" if hunk.has_final_newline else "found at the end of the file"
+    return f"these lines were not {where}\n{lines}{more}"

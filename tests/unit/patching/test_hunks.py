@@ -55,6 +55,40 @@ def test_a_diff_fits_a_file_with_other_changes_above() -> None:
     )
 
 
+_LAST = (HunkLine(" ", "a"), HunkLine("-", "b", False), HunkLine("+", "c"))
+_NEW_LAST = (HunkLine(" ", "a"), HunkLine("-", "b"), HunkLine("+", "c", False))
+
+
+@pytest.mark.parametrize("first", [1, None])
+@pytest.mark.parametrize(("lines", "end"), [(_LAST, "\n"), (_NEW_LAST, "")])
+def test_lines_without_a_newline_are_the_last_ones(
+    lines: tuple[HunkLine, ...], end: str, first: int | None
+) -> None:
+    hunk = Hunk(lines, first_line=first, is_loose=first is None)
+    assert apply_hunks("a\nb\nx\na\nb", [hunk], "f") == f"a\nb\nx\na\nc{end}"
+    with pytest.raises(
+        PatchDoesNotApply, match="lines were not found at the end of the file\na\nb"
+    ):
+        apply_hunks("a\nb\nc\n", [hunk], "f")
+    with pytest.raises(PatchDoesNotApply, match="hunk 2 does not fit"):
+        apply_hunks("a\nb\n", [hunk, hunk], "f")
+
+
+def test_a_line_without_a_newline_is_added_at_the_end() -> None:
+    def add(text: str, first: int | None) -> str:
+        hunk = Hunk((HunkLine("+", "x", False),), first_line=first, is_loose=first is None)
+        return apply_hunks(text, [hunk], "f")
+
+    assert [add("", 1), add("", None), add("a\nb\n", 3), add("a\nb\n", None)] == [
+        "x",
+        "x",
+        "a\nb\nx",
+        "a\nb\nx",
+    ]
+    with pytest.raises(PatchDoesNotApply, match="not found at the end"):
+        add("a\nb\n", 1)
+
+
 def test_the_nearest_of_several_places_is_changed() -> None:
     old = "begin\nsame\nend\n" * 5
     lines = old.splitlines(keepends=True)
