@@ -301,7 +301,7 @@ class _Finder:
         return places
 
     def nearest(self, wanted: Sequence[str], near: int, below: int) -> int | None:
-        """The place at or after `below` that is nearest to `near`."""
+        """The place at or after `below` that is nearest to `near`; of two, the later, as in git."""
         if not wanted:
             return min(near, self.size)
         for level, pattern in self._all_levels(wanted):
@@ -309,7 +309,7 @@ class _Finder:
             if after == near:
                 return near
             before = level.rfind(pattern, below, near)
-            places = [place for place in (before, after) if place is not None]
+            places = [place for place in (after, before) if place is not None]
             if places:
                 return min(places, key=lambda place: abs(place - near))
         return None

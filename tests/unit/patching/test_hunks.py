@@ -162,7 +162,9 @@ def test_repetitive_files_are_searched_in_one_pass() -> None:
         apply_hunks(text, hunks, "f")
 
 
-@pytest.mark.parametrize(("wanted", "found"), [(1, 2), (5, 5), (6, 5), (8, 9), (9, 9), (20, 9)])
+@pytest.mark.parametrize(
+    ("wanted", "found"), [(1, 2), (5, 5), (6, 5), (7, 9), (8, 9), (9, 9), (20, 9)]
+)
 def test_the_nearest_place_before_or_after(wanted: int, found: int) -> None:
     lines = ["1", "a", "3", "4", "a", "6", "7", "8", "a"]
     hunk = Hunk((HunkLine("-", "a"), HunkLine("+", "b")), first_line=wanted)
