@@ -187,7 +187,8 @@ def _replacements(
         else:
             start = _find_anchored(finder, hunk, below, path)
         if start is None:
-            raise PatchDoesNotApply(f"hunk {number} does not fit {path}: {_description(hunk)}")
+            reason = _reason(finder, hunk, below, number)
+            raise PatchDoesNotApply(f"hunk {number} does not fit {path}: {reason}")
         if hunk.first_line is not None and not hunk.is_loose:
             shift = start - (hunk.first_line - 1)
         yield _replacement(lines, hunk, start)
@@ -348,8 +349,15 @@ def _joined(lines: list[str]) -> str:
     return "\n" + "\n".join(lines) + "\n" if lines else "\n"
 
 
-def _description(hunk: Hunk) -> str:
+def _reason(finder: _Finder, hunk: Hunk, below: int, number: int) -> str:
+    """Why a hunk does not fit below the line that the hunk before it has reached."""
     old = hunk.old
+    above = finder.first(old, 0) if old and below and hunk.has_final_newline else None
+    if above is not None:
+        return (
+            f"its lines are at line {above + 1}, but not below hunk {number - 1}: put the hunks "
+            "in the order of the file, without overlaps"
+        )
     lines = "\n".join(old[:_SHOWN_LINES])
     more = f"\n… and {len(old) - _SHOWN_LINES} more lines" if len(old) > _SHOWN_LINES else ""
     where = "found" if hunk.has_final_newline else "found at the end of the file"

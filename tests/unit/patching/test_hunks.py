@@ -143,6 +143,18 @@ def test_a_hunk_that_does_not_fit_is_named_with_its_lines() -> None:
         apply_hunks("x\n", hunks, "some/file")
 
 
+@pytest.mark.parametrize("first", [None, 1])
+@pytest.mark.parametrize("is_loose", [True, False])
+def test_hunks_in_the_wrong_order_are_named(first: int | None, is_loose: bool) -> None:
+    hunks = [
+        Hunk((HunkLine("-", text), HunkLine("+", "x")), first_line=first, is_loose=is_loose)
+        for text in ("three", "two")
+    ]
+    reason = "hunk 2 does not fit f: its lines are at line 2, but not below hunk 1: put the hunks"
+    with pytest.raises(PatchDoesNotApply, match=reason):
+        apply_hunks("one\ntwo\nthree\n", hunks, "f")
+
+
 def test_a_missing_anchor_is_named() -> None:
     with pytest.raises(PatchDoesNotApply, match="f has no line 'class C:' below line 0"):
         apply_hunks("x\n", codex_hunks("@@ class C:\n-x\n+y"), "f")
