@@ -2,8 +2,9 @@
 
 A hunk of a unified diff is tried at its line number, then ever further away; one whose counts are
 wrong, or that has no numbers, has to fit one place alone. One of Codex is the first match below the
-one before it. Lines match exactly, or else without spaces at their ends, at
-both ends, or with plain punctuation. Kept lines and line ends are those of the file.
+one before it. Lines match exactly, or else without blanks at their ends; those of Codex also
+without blanks at both ends, or with plain punctuation, as in Codex. Kept lines and line ends are
+those of the file.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ _NORMALIZATIONS: Final[tuple[Normalize, ...]] = (
     str.strip,
     lambda line: line.strip().translate(_PLAIN),
 )
+_CODEX_LEVELS: Final = len(_NORMALIZATIONS)
+# Other blanks at the beginning of a line are another block of code: git and patch refuse them.
+_DIFF_LEVELS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,11 @@ class Hunk:
     @property
     def old(self) -> list[str]:
         return [line.text for line in self.lines if line.kind != "+"]
+
+    @property
+    def levels(self) -> int:
+        """How many normalizations its lines may need to match."""
+        return _DIFF_LEVELS if self.is_loose or self.first_line is not None else _CODEX_LEVELS
 
     @property
     def has_final_newline(self) -> bool:
@@ -183,7 +192,7 @@ def _replacements(
             start = _find_only(finder, hunk, shift, below, f"hunk {number} for {path}")
         elif hunk.first_line is not None:
             wanted = max(hunk.first_line - 1 + shift, below)
-            start = finder.nearest(hunk.old, wanted, below)
+            start = finder.nearest(hunk.old, wanted, below, hunk.levels)
         else:
             start = _find_anchored(finder, hunk, below, path)
         if start is None:
@@ -217,7 +226,7 @@ def _replacement(lines: Sequence[str], hunk: Hunk, start: int) -> _Replacement:
 def _find_anchored(finder: _Finder, hunk: Hunk, below: int, path: str) -> int | None:
     """The first line of a hunk of Codex; None if its lines are not in the file."""
     for anchor in hunk.anchors:
-        line = finder.first([anchor], below)
+        line = finder.first([anchor], below, hunk.levels)
         if line is None:
             raise PatchDoesNotApply(f"{path} has no line '{anchor}' below line {below}")
         below = line + 1
@@ -225,10 +234,10 @@ def _find_anchored(finder: _Finder, hunk: Hunk, below: int, path: str) -> int | 
     if not old:
         return below if hunk.anchors and not hunk.is_at_end else finder.size
     if hunk.is_at_end:
-        last = finder.first(old, max(below, finder.size - len(old)))
+        last = finder.first(old, max(below, finder.size - len(old)), hunk.levels)
         if last is not None:
             return last
-    return finder.first(old, below)
+    return finder.first(old, below, hunk.levels)
 
 
 def _find_last(finder: _Finder, hunk: Hunk, shift: int, below: int) -> int | None:
@@ -237,7 +246,9 @@ def _find_last(finder: _Finder, hunk: Hunk, shift: int, below: int) -> int | Non
     last = finder.size - len(old)
     if not old and hunk.first_line is not None and hunk.first_line - 1 + shift != last:
         return None
-    return last if last >= below and finder.nearest(old, last, last) == last else None
+    if last < below or finder.nearest(old, last, last, hunk.levels) != last:
+        return None
+    return last
 
 
 def _find_only(finder: _Finder, hunk: Hunk, shift: int, below: int, name: str) -> int | None:
@@ -252,21 +263,21 @@ def _find_only(finder: _Finder, hunk: Hunk, shift: int, below: int, name: str) -
         )
     if hunk.first_line is not None:
         wanted = hunk.first_line - 1 + shift
-        if wanted >= below and finder.nearest(old, wanted, below) == wanted:
+        if wanted >= below and finder.nearest(old, wanted, below, hunk.levels) == wanted:
             return wanted
-    places = finder.places(old, below)
+    places = finder.places(old, below, hunk.levels)
     if len(places) > 1:
         # The text behind `@@` is a line above the hunk.
-        anchors = finder.places(hunk.anchors, below) if hunk.anchors else []
+        anchors = finder.places(hunk.anchors, below, _CODEX_LEVELS) if hunk.anchors else []
         if len(anchors) == 1:
-            return finder.first(old, anchors[0] + 1)
+            return finder.first(old, anchors[0] + 1, hunk.levels)
         lines = ", ".join(str(place + 1) for place in places)
         raise PatchDoesNotApply(f"{name} fits several places (lines {lines}): add lines around it")
     return places[0] if places else None
 
 
 class _Finder:
-    """Searches lines in a file, exactly and then with less and less precision."""
+    """Searches lines in a file: exactly, and then with less precision, up to a number of levels."""
 
     def __init__(self, lines: Sequence[str], effort: Effort) -> None:
         self.size = len(lines)
@@ -274,25 +285,25 @@ class _Finder:
         self._effort = effort
         self._levels: list[_Level] = []
 
-    def _all_levels(self, wanted: Sequence[str]) -> Iterator[tuple[_Level, str]]:
-        for number, normalize in enumerate(_NORMALIZATIONS):
+    def _searches(self, wanted: Sequence[str], levels: int) -> Iterator[tuple[_Level, str]]:
+        for number, normalize in enumerate(_NORMALIZATIONS[:levels]):
             self._effort.check()
             if number == len(self._levels):
                 self._levels.append(_Level([normalize(line) for line in self._lines]))
             yield self._levels[number], _joined([normalize(line) for line in wanted])
 
-    def first(self, wanted: Sequence[str], below: int) -> int | None:
+    def first(self, wanted: Sequence[str], below: int, levels: int) -> int | None:
         """The first place at or after `below`."""
-        for level, pattern in self._all_levels(wanted):
+        for level, pattern in self._searches(wanted, levels):
             place = level.find(pattern, below)
             if place is not None:
                 return place
         return None
 
-    def places(self, wanted: Sequence[str], below: int) -> list[int]:
+    def places(self, wanted: Sequence[str], below: int, levels: int) -> list[int]:
         """The first places at or after `below`, at most MAX_PLACES."""
         places: list[int] = []
-        for level, pattern in self._all_levels(wanted):
+        for level, pattern in self._searches(wanted, levels):
             place = level.find(pattern, below)
             while place is not None and len(places) < MAX_PLACES:
                 places.append(place)
@@ -301,11 +312,11 @@ class _Finder:
                 break
         return places
 
-    def nearest(self, wanted: Sequence[str], near: int, below: int) -> int | None:
+    def nearest(self, wanted: Sequence[str], near: int, below: int, levels: int) -> int | None:
         """The place at or after `below` that is nearest to `near`; of two, the later, as in git."""
         if not wanted:
             return min(near, self.size)
-        for level, pattern in self._all_levels(wanted):
+        for level, pattern in self._searches(wanted, levels):
             after = level.find(pattern, near)
             if after == near:
                 return near
@@ -352,7 +363,8 @@ def _joined(lines: list[str]) -> str:
 def _reason(finder: _Finder, hunk: Hunk, below: int, number: int) -> str:
     """Why a hunk does not fit below the line that the hunk before it has reached."""
     old = hunk.old
-    above = finder.first(old, 0) if old and below and hunk.has_final_newline else None
+    is_searched = old and below and hunk.has_final_newline
+    above = finder.first(old, 0, hunk.levels) if is_searched else None
     if above is not None:
         return (
             f"its lines are at line {above + 1}, but not below hunk {number - 1}: put the hunks "

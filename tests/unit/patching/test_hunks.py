@@ -129,6 +129,22 @@ def test_lines_that_differ_in_spaces_or_punctuation_match_and_stay(line: str, wa
     assert apply_hunks(f"{line}\nold\n", hunks, "f") == f"{line}\nnew\n"
 
 
+@pytest.mark.parametrize("first", [None, 1, 2])
+@pytest.mark.parametrize("is_loose", [True, False])
+def test_a_unified_diff_matches_other_blanks_at_line_ends_only(
+    first: int | None, is_loose: bool
+) -> None:
+    hunk = Hunk(
+        (HunkLine(" ", "if a:"), HunkLine("-", "    b \t"), HunkLine("+", "    c")),
+        first_line=first,
+        is_loose=is_loose or first is None,
+    )
+    assert apply_hunks("x\nif a:  \n    b\n", [hunk], "f") == "x\nif a:  \n    c\n"
+    for text in ("x\nif a:\n        b\n", "x\nif a:\nb\n", "x\n if a:\n    b\n"):
+        with pytest.raises(PatchDoesNotApply, match="hunk 1 does not fit f"):
+            apply_hunks(text, [hunk], "f")
+
+
 def test_an_exact_match_is_preferred_to_an_earlier_similar_one() -> None:
     assert apply_hunks(" x\nx\n", codex_hunks("@@\n-x\n+y"), "f") == " x\ny\n"
 
@@ -221,6 +237,8 @@ def test_a_loose_hunk_that_fits_several_places_needs_its_line_or_a_line_above() 
     changed = "f\nx\nclass A:\nf\ny\nf\nx\n"
     assert apply_hunks(text, [loose_hunk(first=4)], "p") == changed
     assert apply_hunks(text, [loose_hunk("class A:")], "p") == changed
+    indented = text.replace("class", "  class")
+    assert apply_hunks(indented, [loose_hunk("class A:")], "p") == changed.replace("cla", "  cla")
     with pytest.raises(PatchDoesNotApply, match="several places"):
         apply_hunks(text, [loose_hunk("class B:")], "p")
     with pytest.raises(PatchDoesNotApply, match=r"lines 1, 3, 5, 7, 9\)"):
