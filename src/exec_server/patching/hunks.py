@@ -4,7 +4,7 @@ A hunk of a unified diff is tried at its line number, then ever further away; on
 wrong, or that has no numbers, has to fit one place alone. One of Codex is the first match below the
 one before it. Lines match exactly, or else without blanks at their ends; those of Codex also
 without blanks at both ends, or with plain punctuation, as in Codex. Kept lines and line ends are
-those of the file.
+those of the file, unless a unified diff states line ends and its lines match with them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final, Literal
 
@@ -49,13 +49,18 @@ _NORMALIZATIONS: Final[tuple[Normalize, ...]] = (
     lambda line: line.strip().translate(_PLAIN),
 )
 _CODEX_LEVELS: Final = len(_NORMALIZATIONS)
+_WITH_LINE_ENDS: Final = (
+    _NORMALIZATIONS[0],
+    lambda line: line.rstrip() + "\r" if line.endswith("\r") else line.rstrip(),
+    *_NORMALIZATIONS[2:],
+)
 # Other blanks at the beginning of a line are another block of code: git and patch refuse them.
 _DIFF_LEVELS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class HunkLine:
-    """A line of a hunk: kept (" "), removed ("-") or added ("+"), without its line end."""
+    """A line of a hunk: kept (" "), removed ("-") or added ("+"), without its newline."""
 
     kind: LineKind
     text: str
@@ -150,12 +155,36 @@ class _Replacement:
 def apply_hunks(text: str, hunks: Sequence[Hunk], path: str, effort: Effort = UNBOUNDED) -> str:
     """The text after all hunks; raises PatchDoesNotApply if one does not fit, or takes too long."""
     check_lines(text, path)
-    newline = line_end(text)
+    if any(line.text.endswith("\r") for hunk in hunks for line in hunk.lines):
+        # The hunks may change line ends: these are characters like all others, if the lines of the
+        # file have the same.
+        try:
+            return _applied(text, "\n", hunks, path, effort, normalizations=_WITH_LINE_ENDS)
+        except PatchDoesNotApply:
+            if line_end(text) == "\r\n" or "\r\n" not in text:
+                hunks = [_without_carriage_returns(hunk) for hunk in hunks]
+    return _applied(text, line_end(text), hunks, path, effort)
+
+
+def _without_carriage_returns(hunk: Hunk) -> Hunk:
+    lines = (replace(line, text=line.text.removesuffix("\r")) for line in hunk.lines)
+    return replace(hunk, lines=tuple(lines))
+
+
+def _applied(
+    text: str,
+    newline: str,
+    hunks: Sequence[Hunk],
+    path: str,
+    effort: Effort,
+    *,
+    normalizations: Sequence[Normalize] = _NORMALIZATIONS,
+) -> str:
     lines = text.split(newline)
     has_final_newline = lines[-1] == ""
     if has_final_newline:
         lines.pop()
-    finder = _Finder(lines, effort)
+    finder = _Finder(lines, normalizations, effort)
     replacements = list(_replacements(lines, hunks, path, finder))
     lines = _replaced(lines, replacements)
     for replacement in replacements:
@@ -279,14 +308,17 @@ def _find_only(finder: _Finder, hunk: Hunk, shift: int, below: int, name: str) -
 class _Finder:
     """Searches lines in a file: exactly, and then with less precision, up to a number of levels."""
 
-    def __init__(self, lines: Sequence[str], effort: Effort) -> None:
+    def __init__(
+        self, lines: Sequence[str], normalizations: Sequence[Normalize], effort: Effort
+    ) -> None:
         self.size = len(lines)
         self._lines = lines
+        self._normalizations = normalizations
         self._effort = effort
         self._levels: list[_Level] = []
 
     def _searches(self, wanted: Sequence[str], levels: int) -> Iterator[tuple[_Level, str]]:
-        for number, normalize in enumerate(_NORMALIZATIONS[:levels]):
+        for number, normalize in enumerate(self._normalizations[:levels]):
             self._effort.check()
             if number == len(self._levels):
                 self._levels.append(_Level([normalize(line) for line in self._lines]))

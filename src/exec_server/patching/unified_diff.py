@@ -1,8 +1,9 @@
 """Parses unified diffs, as `diff -u` and `git diff` write them.
 
 The counts of a hunk end it, if they are right; otherwise the next hunk or file does, as after a
-bare `@@`. Without a git header names follow `---` and `+++`, less `a/` and `b/` if both are there.
-Binary patches, copies and changes of the file type are refused.
+bare `@@`. Lines of a hunk keep the end CRLF, unless the diff as a whole has it. Without a git
+header names follow `---` and `+++`, less `a/` and `b/` if both are there. Binary patches, copies
+and changes of the file type are refused.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class _Parser:
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
         self._next = 0
+        self._is_crlf = False  # the diff itself, and not only lines of the file
 
     def files(self) -> list[FilePatch]:
         files = []
@@ -85,6 +87,7 @@ class _Parser:
 
     def _header(self) -> _Header:
         header = _Header()
+        self._is_crlf = self._lines[self._next].endswith("\r")
         is_git = False
         while (line := self._line()) is not None:
             if line.startswith("diff --git "):
@@ -237,11 +240,13 @@ class _Parser:
 
     def _hunk_line(self) -> HunkLine:
         text = self._lines[self._next]
+        if self._is_crlf:
+            text = text.removesuffix("\r")
         kind = _KINDS.get(text[:1])
         if kind is None:
             raise self._failure("each line of a hunk must begin with ' ', '-' or '+'")
         self._next += 1
-        return HunkLine(kind, text[1:].removesuffix("\r") if text else "")
+        return HunkLine(kind, text if text == "\r" else text[1:])
 
     def _mark_missing_newline(self, lines: list[HunkLine]) -> None:
         following = self._line()

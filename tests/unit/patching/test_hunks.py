@@ -153,6 +153,34 @@ def test_a_patch_with_lf_fits_a_file_with_crlf() -> None:
     assert apply_hunks("a\r\nb\r\n", codex_hunks("@@\n a\n-b\n+c"), "f") == "a\r\nc\r\n"
 
 
+def changed(text: str, body: str) -> str:
+    (file,) = unified_diff.parse(f"--- a/f\n+++ b/f\n@@ -1 +1 @@\n{body}")
+    return apply_hunks(text, file.hunks, "f")
+
+
+@pytest.mark.parametrize(
+    ("text", "body", "after"),
+    [
+        # The diff states line ends, and the file has those of its old lines.
+        ("a\r\nb\r\n", "-a\r\n-b\r\n+a\n+b\n", "a\nb\n"),
+        ("a\nb\n", "-a\n-b\n+a\r\n+b\r\n", "a\r\nb\r\n"),
+        ("a\nb\n", " a\n-b\n+b\r\n", "a\nb\r\n"),
+        ("a\r\nb\n", " a\r\n-b\n+b\r\n", "a\r\nb\r\n"),
+        ("a \r\nb\r\n", " a\r\n-b\r\n+b\n", "a \r\nb\n"),
+        ("a\r\nb", "-a\r\n-b\n\\ No newline\n+a\n+b\r\n", "a\nb\r\n"),
+        ("", "+a\r\n+b\r\n", "a\r\nb\r\n"),
+        # It states none, or others than the file, whose line ends stay.
+        ("a\r\nb\r\n", " a\n-b\n+c\n", "a\r\nc\r\n"),
+        ("a\r\nb", "-a\n+c\n b\n", "c\r\nb"),
+        ("a\nb\n", " a\r\n-b\r\n+c\r\n", "a\nc\n"),
+        ("a\r\nb\r\n", " a\n-b\n+c\r\n", "a\r\nc\r\n"),
+        ("a\r\nb\nx\n", " a\n-b\r\n+c\r\n", "a\r\nc\r\nx\n"),
+    ],
+)
+def test_line_ends_are_changed_by_a_diff_that_states_them(text: str, body: str, after: str) -> None:
+    assert changed(text, body) == after
+
+
 def test_a_hunk_that_does_not_fit_is_named_with_its_lines() -> None:
     hunks = codex_hunks("@@\n-missing\n+y")
     with pytest.raises(PatchDoesNotApply, match=r"hunk 1 does not fit some/file: .*\nmissing"):

@@ -130,6 +130,16 @@ def test_any_text_is_parsed_or_refused(lines: list[str]) -> None:
         pass
 
 
+def test_lines_keep_their_crlf_unless_the_whole_diff_has_it() -> None:
+    header, body = "--- a/x\n+++ b/x\n@@ -1,3 +1,3 @@\n", " a\r\n\r\n-b\r\n+c\n"
+    (hunk,) = parse(header + body)[0].hunks
+    assert [line.text for line in hunk.lines] == ["a\r", "\r", "b\r", "c"]
+    header, body = header.replace("\n", "\r\n"), body.replace("+c\n", "+c\r\n")
+    for message in ("", "A message\n\n"):
+        (hunk,) = parse(message + header + body)[0].hunks
+        assert [line.text for line in hunk.lines] == ["a", "", "b", "c"]
+
+
 def loose(text: str) -> list[Hunk]:
     (file,) = parse(f"--- a/x\n+++ b/x\n{text}")
     return list(file.hunks)
