@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Final
@@ -64,17 +64,21 @@ def _applied(text: str, edit: Edit, which: str, effort: Effort) -> tuple[str, in
         new = edit.new
         if "\r" not in edit.old and "\r" not in new and line_end(text) == "\r\n":
             new = new.replace("\n", "\r\n")
-        if count == 1 or edit.all:
-            _check_size(text, count * (len(new) - len(edit.old)), which)
-            return text.replace(edit.old, new), count
-        raise _ambiguous(text, count, _exact_places(text, edit.old), which)
+        if not edit.all and len(starts := _exact_places(text, edit.old)) > 1:
+            raise _ambiguous(text, count, starts, which)
+        _check_size(text, count * (len(new) - len(edit.old)), which)
+        return text.replace(edit.old, new), count
     for normalize in _NORMALIZATIONS:
         effort.check()
-        places = _similar_places(text, edit.old, normalize)
-        if len(places) == 1 or (places and edit.all):
-            return _replaced(text, places, edit, normalize, which), len(places)
-        if places:
-            raise _ambiguous(text, len(places), [start for start, _ in places], which)
+        places = list(_similar_places(text, edit.old, normalize))
+        if not places:
+            continue
+        if not edit.all:
+            overlapping = _similar_places(text, edit.old, normalize, overlapping=True)
+            starts = [start for start, _ in islice(overlapping, MAX_NAMED_LINES)]
+            if len(starts) > 1:
+                raise _ambiguous(text, len(places), starts, which)
+        return _replaced(text, places, edit, normalize, which), len(places)
     raise EditNotFound(f"{which}the old text does not occur{_hint(text, edit.old)}")
 
 
@@ -86,48 +90,51 @@ def _check_size(text: str, growth: int, which: str) -> None:
 
 
 def _exact_places(text: str, old: str) -> list[int]:
-    """The first occurrences."""
+    """The first occurrences, which may overlap: an edit of `}\\n}\\n` fits `}\\n}\\n}\\n` twice."""
     places: list[int] = []
     start = text.find(old)
     while start >= 0 and len(places) < MAX_NAMED_LINES:
         places.append(start)
-        start = text.find(old, start + len(old))
+        start = text.find(old, start + 1)
     return places
 
 
-def _ambiguous(text: str, count: int, starts: Sequence[int], which: str) -> EditAmbiguous:
-    numbers = [text.count("\n", 0, start) + 1 for start in islice(starts, MAX_NAMED_LINES)]
-    lines = ", ".join(map(str, dict.fromkeys(numbers)))
+def _ambiguous(text: str, separate: int, starts: Sequence[int], which: str) -> EditAmbiguous:
+    """The error for a text with so many separate occurrences, and overlapping ones at `starts`."""
+    count = max(separate, len(starts))
+    numbers = [text.count("\n", 0, start) + 1 for start in starts]
+    lines = list(dict.fromkeys(numbers))
     more = ", …" if count > len(numbers) else ""
+    where = "lines" if more or len(lines) > 1 else "line"
     message = (
-        f"{which}the old text occurs {count} times (lines {lines}{more}): add lines around it "
-        "until it is unique, or replace all of them"
+        f"{which}the old text occurs {count} times ({where} {', '.join(map(str, lines))}{more}): "
+        "add lines around it until it is unique, or replace all of them"
     )
     return EditAmbiguous.at(message, count, numbers)
 
 
-def _similar_places(text: str, old: str, normalize: Normalize) -> list[tuple[int, int]]:
+def _similar_places(
+    text: str, old: str, normalize: Normalize, *, overlapping: bool = False
+) -> Iterator[tuple[int, int]]:
     """Where the old text begins and ends, if the ends of all lines are normalized."""
     wanted_lines = old.split("\n")
     wanted = [normalize(line) for line in wanted_lines]
     if not old.strip() or text.count("\n") > MAX_LINES:
-        return []
+        return
     # A line of blanks is a whole line, and so is what stands before blanks at the end.
     is_at_start = bool(wanted_lines[0]) and not wanted[0]
     is_at_end = wanted_lines[-1] != wanted[-1]
     lines = _Lines(text, normalize)
     middle = "\n".join(wanted)
     pattern = ("\n" if is_at_start else "") + middle + ("\n" if is_at_end else "")
-    places: list[tuple[int, int]] = []
     found = lines.plain.find(pattern, 0 if is_at_start else 1)
     while found >= 0:
         start = found + is_at_start
         end = start + len(middle)
         if end == len(lines.plain):
             break  # the last line end is not in the text
-        places.append((lines.position(start), lines.position(end, with_blanks=is_at_end)))
-        found = lines.plain.find(pattern, end)
-    return places
+        yield lines.position(start), lines.position(end, with_blanks=is_at_end)
+        found = lines.plain.find(pattern, found + 1 if overlapping else end)
 
 
 class _Lines:

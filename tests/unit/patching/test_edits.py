@@ -126,6 +126,26 @@ def test_an_ambiguous_edit_names_the_lines() -> None:
     assert raised.value.lines == tuple(range(1, edits.MAX_NAMED_LINES + 1))
 
 
+def test_overlapping_occurrences_are_ambiguous() -> None:
+    for text, old in (
+        ("}\n}\n}\n", "}\n}\n"),
+        ("}\r\n}\n}\r\n", "}\n}\n"),
+        ("} \n}\n} \n", "}\n}\n"),
+    ):
+        with pytest.raises(EditAmbiguous, match=r"occurs 2 times \(lines 1, 2\)") as raised:
+            apply_edits(text, [Edit(old, "x\n")])
+        assert (raised.value.count, raised.value.lines) == (2, (1, 2))
+    with pytest.raises(EditAmbiguous, match=r"occurs 3 times \(lines 1, 2, 3\)"):
+        apply_edits("a\n" * 4, [Edit("a\na\n", "x")])
+    assert apply_edits("aaaaa", [Edit("aa", "b", all=True)]) == ("bba", 2)
+    assert apply_edits("a \n" * 5, [Edit("a\na\n", "b\n", all=True)]) == ("b\nb\na \n", 2)
+
+
+def test_occurrences_in_one_line_name_it_once() -> None:
+    with pytest.raises(EditAmbiguous, match=r"occurs 2 times \(line 2\): add"):
+        apply_edits("x\na a\n", [Edit("a", "b")])
+
+
 def test_a_text_of_too_many_lines_is_not_searched_for_similar_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
