@@ -59,15 +59,16 @@ def apply_edits(text: str, edits: Sequence[Edit], effort: Effort = UNBOUNDED) ->
 
 def _applied(text: str, edit: Edit, which: str, effort: Effort) -> tuple[str, int]:
     """The text after one edit, and the number of replacements."""
-    count = text.count(edit.old)
+    old, new = edit.old, edit.new
+    count = text.count(old)
     if count:
-        new = edit.new
-        if "\r" not in edit.old and "\r" not in new and line_end(text) == "\r\n":
-            new = new.replace("\n", "\r\n")
-        if not edit.all and len(starts := _exact_places(text, edit.old)) > 1:
+        if "\r" not in old + new and line_end(text) == "\r\n":
+            # The old text may begin with the second character of a line end.
+            old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
+        if not edit.all and len(starts := _exact_places(text, old)) > 1:
             raise _ambiguous(text, count, starts, which)
-        _check_size(text, count * (len(new) - len(edit.old)), which)
-        return text.replace(edit.old, new), count
+        _check_size(text, count * (len(new) - len(old)), which)
+        return text.replace(old, new), count
     for normalize in _NORMALIZATIONS:
         effort.check()
         places = list(_similar_places(text, edit.old, normalize))

@@ -70,6 +70,9 @@ def test_no_reason_is_looked_for_in_a_long_text() -> None:
         # The file keeps its line ends, whatever those of the edit are.
         ("a\r\nb\r\n", Edit("a\nb\n", "c\nd\n"), "c\r\nd\r\n"),
         ("a\r\nb\r\n", Edit("b", "c\nd"), "a\r\nc\r\nd\r\n"),
+        ("a\r\nb\r\nc", Edit("\nc", "\nd"), "a\r\nb\r\nd"),
+        ("a\r\nb\r\nc", Edit("\nc", ""), "a\r\nb"),
+        ("a\r\nb\r\nc", Edit("\nc", "d"), "a\r\nbd"),
         ("a\nb\n", Edit("a\r\nb\r\n", "c\r\nd\r\n"), "c\nd\n"),
         ("a\r\nb\nc\n", Edit("a\nb", "x\ny"), "x\r\ny\nc\n"),
         ("a\r\nb\nc\nd", Edit("b\nc", "x\ny"), "a\r\nx\ny\nd"),
