@@ -198,14 +198,19 @@ class TextWriter(Handle):
         finally:
             await self._file.__aexit__(*self._error)
 
-    async def write(self, text: str) -> None:
-        """Send text; waits while too much is in flight. Raises errors of earlier writes."""
+    async def write(self, text: str) -> int:
+        """Send text, and return its number of characters, as the built-in does.
+
+        Waits while too much is in flight. Raises errors of earlier writes.
+        """
         if not isinstance(text, str):
             kind = type(text).__name__
             raise TypeError(f"text must be str, not {kind}: open the file with 'b' in its mode")
+        size = len(text)
         if self._line_end != "\n":
             text = text.replace("\n", self._line_end)
         await self._file.write(self._encoder.encode(text))
+        return size
 
     async def flush(self) -> None:
         """Wait until all text so far is written."""

@@ -203,7 +203,7 @@ def test_text_is_encoded_with_its_line_ends() -> None:
             file = Written()
             text = TextFormat(newline=newline)
             async with TextWriter(cast(Any, file), text) as writer:
-                await writer.write("a\nb")
+                assert await writer.write("a\nb") == 3
                 await writer.flush()
             assert (file.data, file.flushed, file.is_abandoned) == (expected, 1, False)
         file = Written()
