@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import aclosing
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 import msgspec
 import pybase64
@@ -271,6 +271,19 @@ class Files:
         errors: str | None = None,
         newline: str | None = None,
     ) -> TextWriter: ...
+
+    @overload
+    def open(
+        self,
+        path: AnyPath,
+        mode: str,
+        *,
+        offset: int = 0,
+        in_place: bool = False,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> Any: ...  # as of the built-in: which file it is depends on the value
 
     def open(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Literal, Self, TypeVar, cast, overload
+from typing import Any, Final, Literal, Self, TypeVar, overload
 
 from exec_server.client import file_watch, files
 from exec_server.client.arguments import AnyPath, AnySandbox
@@ -186,6 +186,19 @@ class Files(Blocking[files.Files]):
         newline: str | None = None,
     ) -> TextWriter: ...
 
+    @overload
+    def open(
+        self,
+        path: AnyPath,
+        mode: str,
+        *,
+        offset: int = 0,
+        in_place: bool = False,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> Any: ...  # as of the built-in: which file it is depends on the value
+
     def open(
         self,
         path: AnyPath,
@@ -198,9 +211,15 @@ class Files(Blocking[files.Files]):
         newline: str | None = None,
     ) -> FileReader | FileWriter | FileAppender | TextReader | TextWriter:
         """Open a file of any size, in a mode of the built-in `open`, for `with` or `close`."""
-        open_any = cast(Any, self._inner.open)  # the overloads know literal modes alone
-        text = {"encoding": encoding, "errors": errors, "newline": newline}
-        opened = open_any(path, mode, offset=offset, in_place=in_place, **text)
+        opened = self._inner.open(
+            path,
+            mode,
+            offset=offset,
+            in_place=in_place,
+            encoding=encoding,
+            errors=errors,
+            newline=newline,
+        )
         if isinstance(opened, open_file.FileReader):
             return FileReader(self._thread, opened)
         if isinstance(opened, open_file.FileWriter):

@@ -182,7 +182,7 @@ async def test_a_directory_may_exist(scene: Scene) -> None:
 def test_a_file_is_opened_to_read_or_to_replace(greeting: Message) -> None:
     async def test(scene: Scene) -> None:
         with pytest.raises(ValueError, match="mode must be 'r', 'w', 'a' or 'x' with"):
-            scene.env.files.open("a", "q")  # type: ignore[call-overload]
+            scene.env.files.open("a", "q")
         for mode in ("rb", "wb", "ab", "xb", "r", "w", "a", "x"):
             assert not scene.env.files.open("a", mode).is_open
 

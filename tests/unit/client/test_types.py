@@ -10,7 +10,7 @@ SCRIPT = """
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import assert_type
+from typing import Unpack, assert_type
 
 import exec_server
 from exec_server import CommandDenied, CommandFailed, Process, Result, Timeout, connect, sync
@@ -29,8 +29,22 @@ async def work() -> None:
                 assert_type(chunk.data, bytes)
         assert_type(env.files.open("a"), FileReader)
         assert_type(env.files.open("a", "wb"), FileWriter)
+        mode = input()
+        assert_type(env.files.open("a", "r", newline=""), exec_server.TextReader)
+        async with env.files.open("a", mode, encoding="latin-1") as file:
+            await file.write("x")
         assert_type((await env.files.download("a", "b")).failed, tuple[exec_server.NotCopied, ...])
         assert_type((await env.http("GET", "http://x", headers={"a": "b"})).status, int)
+
+
+async def helper(
+    env: exec_server.Environment, /, *argv: str, **options: Unpack[exec_server.RunOptions]
+) -> Result:
+    return await env.run(argv, **options)
+
+
+async def pass_options() -> None:
+    await helper(connect("ws://127.0.0.1:1"), "make", env={"A": "b"}, timeout=3)
 
 
 def fail(late: Timeout, failed: CommandFailed, denied: CommandDenied) -> list[Result]:
@@ -47,6 +61,8 @@ def block() -> None:
         assert_type(process, sync.Process)
         assert_type(env.run(["ls"], check=True), Result)
         assert_type(env.files.read("a"), bytes)
+        with env.files.open("a", input()) as file:
+            file.write("x")
         process.write("text")  # type: ignore[arg-type]
         env.start(["cat"], ttyy=True)  # type: ignore[call-arg]
 """
