@@ -159,6 +159,12 @@ def test_patches(there: ClientTarget, folder: Path) -> None:
         assert (folder / "g").read_text() == "1\n2\n"
         with pytest.raises(PatchDoesNotApply, match="outside of the root"):
             await env.files.apply_patch(diff.replace("/g", "/../g"), folder)
+        added = "--- /dev/null\n+++ b/.//g\n@@ -0,0 +1 @@\n+new\n"
+        with pytest.raises(PatchDoesNotApply, match="g already exists"):
+            await env.files.apply_patch(added, folder)
+        absolute = f"*** Begin Patch\n*** Update File: {folder}/g\n@@\n-1\n+one\n*** End Patch"
+        assert await env.files.apply_patch(absolute, folder) == [ChangedFile("g", "modified")]
+        assert (folder / "g").read_text() == "one\n2\n"
 
     there.play(scene)
 

@@ -259,6 +259,17 @@ def test_a_patch_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         do(patch("*** Add File: a", "+" + "x" * 50))
 
 
+def test_a_patch_follows_links(folder: Path) -> None:
+    (folder / "f").write_text("a\n")
+    (folder / "root").mkdir()
+    (folder / "root/up").symlink_to("..")
+    text = "--- a/up/f\n+++ b/up/f\n@@ -1 +1 @@\n-a\n+b\n"
+    assert do(wire.ApplyPatchParams(uri("root"), text)) == wire.ApplyPatchResult(
+        [wire.ChangedFile("up/f", "modified")]
+    )
+    assert (folder / "f").read_text() == "b\n"
+
+
 def test_a_patch_does_not_leave_its_root(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="outside of the root"):
         do(patch("*** Add File: ../x", "+x"))
