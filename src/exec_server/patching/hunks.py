@@ -237,7 +237,6 @@ def _replacement(lines: Sequence[str], hunk: Hunk, start: int) -> _Replacement:
     """Keep the file's own form of context lines, which may differ from the patch in spaces."""
     new = []
     position = start
-    ends_without_newline = None
     for line in hunk.lines:
         if line.kind == "+":
             new.append(line.text)
@@ -245,10 +244,12 @@ def _replacement(lines: Sequence[str], hunk: Hunk, start: int) -> _Replacement:
             if line.kind == " ":
                 new.append(lines[position])
             position += 1
-        if line.kind != "-":
-            last_has_newline = line.has_newline
+    last = next((line for line in reversed(hunk.lines) if line.kind != "-"), None)
+    ends_without_newline = None
     if not hunk.has_final_newline:
-        ends_without_newline = bool(new) and not last_has_newline
+        lacks_newline = last is not None and not last.has_newline
+        is_kept = last is not None and last.kind == " "
+        ends_without_newline = None if lacks_newline and is_kept else lacks_newline
     return _Replacement(start, position, new, ends_without_newline)
 
 

@@ -74,6 +74,12 @@ def test_lines_without_a_newline_are_the_last_ones(
         apply_hunks("a\nb\n", [hunk, hunk], "f")
 
 
+def test_a_kept_last_line_keeps_its_newline() -> None:
+    hunk = Hunk((HunkLine("-", "a"), HunkLine("+", "b"), HunkLine(" ", "c", False)), first_line=1)
+    assert apply_hunks("a\nc", [hunk], "f") == "b\nc"
+    assert apply_hunks("a\nc\n", [hunk], "f") == "b\nc\n"
+
+
 def test_a_line_without_a_newline_is_added_at_the_end() -> None:
     def add(text: str, first: int | None) -> str:
         hunk = Hunk((HunkLine("+", "x", False),), first_line=first, is_loose=first is None)
