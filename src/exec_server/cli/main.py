@@ -110,7 +110,7 @@ def _describe(error: Exception, command: CommandRow) -> tuple[str, int]:
         printable,
     )
 
-    is_usage = isinstance(error, StartupError) and command.has_targets
+    is_usage = isinstance(error, StartupError) and command.is_about_targets
     if is_usage or isinstance(error, UsageError):
         text = f"{error}\n\nFor more information, try 'exec-server {command.name} -h'."
         return text, EXIT_USAGE

@@ -44,9 +44,9 @@ class CommandRow(NamedTuple):
         return self.name not in _SERVERS
 
     @property
-    def has_targets(self) -> bool:
+    def is_about_targets(self) -> bool:
         """Whether an argument or a file of the user names the machine that it uses."""
-        return self.operands not in (NOTHING, COMMAND) or self.name == "targets"
+        return self.group != _SERVING
 
     @property
     def failure_code(self) -> int:
@@ -77,6 +77,7 @@ class CommandRow(NamedTuple):
 _SERVERS: Final = frozenset({"serve", "up", "forward", "sandbox"})
 # They are connected as long as they run, and so use the exit code of ssh.
 _CONNECTED: Final = frozenset({"exec", "shell", "attach", "port", "mcp"})
+_SERVING: Final = "serve this machine"
 # In the order of `exec-server --help`.
 _ROWS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "run commands on a target": (
@@ -108,7 +109,7 @@ _ROWS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("login", "store the token for a registry", "login"),
         ("logout", "forget the token for a registry", "login:logout"),
     ),
-    "serve this machine": (
+    _SERVING: (
         ("serve", "listen for clients (the default without a command)", "serve.arguments"),
         ("tls-init", "make a self-signed certificate for a server with TLS", "tls"),
         ("up", "make this machine reachable through a registry", "serve.arguments:up"),
