@@ -71,7 +71,7 @@ def test_a_program_with_windows(there: ClientTarget, term: str) -> None:
 def test_an_editor(there: ClientTarget) -> None:
     async def scene(env: Environment) -> None:
         assert _VIM is not None
-        async with env.start([_VIM, "-u", "NONE"], tty=True, size=(10, 40)) as editor:
+        async with env.start([_VIM, "-n", "-u", "NONE"], tty=True, size=(10, 40)) as editor:
             await until(editor, lambda screen: screen.lines[5] == "~")
             await editor.write(b"ione\rtwo \xc5\xbc\x1b:set ruler\r")
             screen = await until(editor, lambda screen: "2,5" in screen.text)

@@ -76,7 +76,7 @@ def _client(window: tmux.Terminal) -> int:
 def test_vim_edits_and_saves(server: Server, window: tmux.Terminal, tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_text("first line\n")
-    modes = _start(window, server.url, f"{_VIM} -u NONE {path}")
+    modes = _start(window, server.url, f"{_VIM} -n -u NONE {path}")
     window.wait_for("first line")
     window.wait_for("~\n~\n")  # what vim shows below the end of a file
     window.type("osecond żółć 日本")
@@ -89,7 +89,7 @@ def test_vim_edits_and_saves(server: Server, window: tmux.Terminal, tmp_path: Pa
 
 @pytest.mark.skipif(_VIM is None, reason="there is no vim")
 def test_vim_follows_the_size_of_the_window(ours: Server, window: tmux.Terminal) -> None:
-    _start(window, ours.url, f"{_VIM} -u NONE")
+    _start(window, ours.url, f"{_VIM} -n -u NONE")
     window.wait_for(lambda screen: screen.count("\n~") >= 25)
     window.resize(60, 12)
     window.wait_for(lambda screen: 5 <= screen.rpartition("clear;")[2].count("\n~") <= 11)
@@ -253,7 +253,7 @@ def test_the_screen_is_sane_after_the_client_is_killed_under_vim(
     server: Server, window: tmux.Terminal
 ) -> None:
     before = _screen_flags(window)
-    modes = _start(window, server.url, f"{_VIM} -u NONE -c 'set mouse=a ttymouse=sgr'")
+    modes = _start(window, server.url, f"{_VIM} -n -u NONE -c 'set mouse=a ttymouse=sgr'")
     window.wait_for("~\n~\n")
     # As vim itself does it where it knows the terminal better.
     script = r"printf '\033[?2004h\033[?1002h\033[?1006h\033[?1h\033[?25l' > /dev/tty"

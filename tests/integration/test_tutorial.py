@@ -62,8 +62,11 @@ def test_each_block_can_be_typed_at_a_prompt() -> None:
 
 
 @pytest.mark.quick
-def test_the_python_of_the_tutorial(server: Server) -> None:
+def test_the_python_of_the_tutorial(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     port = _unused_port()
+    monkeypatch.chdir(tmp_path)  # a download has a relative path
 
     async def scene() -> None:
         names: dict[str, Any] = {"asyncio": asyncio}  # as at the prompt
