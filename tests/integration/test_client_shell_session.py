@@ -11,6 +11,7 @@ from tests.support.client import scaled
 from tests.support.client_targets import ClientTarget
 
 from exec_server import CommandFailed, Environment, OutputLimit, StartupError, Timeout, sync
+from exec_server.client import shell_session
 
 PATIENCE = scaled(20)
 SHELLS = [
@@ -67,6 +68,51 @@ def test_commands_that_would_break_a_shell(there: ClientTarget, program: str) ->
                 assert not (await shell.run(odd, timeout=PATIENCE)).shell_ended, odd
             result = await shell.run('printf "a\\0b\\377\\n\\n%s" "$x"', timeout=PATIENCE)
             assert result.stdout == b"a\0b\xff\n\nkept"
+
+    there.play(scene)
+
+
+@pytest.mark.parametrize("program", SHELLS)
+def test_output_is_that_of_the_command_alone(there: ClientTarget, program: str) -> None:
+    async def scene(env: Environment) -> None:
+        async with env.shell_session(program=program) as shell:
+
+            async def outputs(command: str, **options: float) -> tuple[bytes, bytes]:
+                result = await shell.run(command, **options)  # type: ignore[arg-type]
+                return result.stdout, result.stderr
+
+            assert await outputs("PS1='(venv) ' PS2=more") == (b"", b"")
+            assert await outputs("echo a; echo b >&2") == (b"a\n", b"b\n")
+            assert await outputs("echo $PS1; : ${none?}") != (b"", b"")
+            assert await outputs("echo a") == (b"a\n", b"")
+            assert (await outputs("set -x"))[1] == b""
+            assert (await outputs("set +x"))[1].lstrip(b"+") == b" set +x\n"
+            assert b"tcsetattr" not in (await outputs("sh -c 'kill -9 $$'"))[1]
+            with pytest.raises(Timeout) as late:
+                await shell.run("echo a; sleep 300", timeout=0.2)
+            assert late.value.result.stderr == b""
+            if program == "bash":
+                await shell.run('PROMPT_COMMAND="echo hook"; trap "echo debug" DEBUG')
+                assert await outputs("false") == (b"debug\n", b"")
+                await shell.run('trap - DEBUG; trap "echo failed" ERR')
+                assert await outputs("false") == (b"failed\n", b"")
+            await shell.run("trap 'echo bye' EXIT")
+            assert (await shell.run("exit 3")).stdout.endswith(b"bye\n")
+
+    there.play(scene)
+
+
+@pytest.mark.parametrize("program", SHELLS)
+def test_a_command_that_interrupts_its_shell(
+    there: ClientTarget, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell_session, "MARK_SECONDS", 0.05)
+
+    async def scene(env: Environment) -> None:
+        async with env.shell_session(program=program) as shell:
+            result = await shell.run("x=kept; kill -INT $$; echo never", timeout=PATIENCE)
+            assert (result.stdout, result.exit_code) == (b"", 130)
+            assert (await shell.run("echo $x")).text == "kept\n"
 
     there.play(scene)
 

@@ -403,10 +403,11 @@ class Timeout(ExecServerError, TimeoutError):
         text = f"{self.result.argv[0]} did not end within {self.seconds:g} s"
         if isinstance(self.result, ShellResult):
             text = f"the command of {text}"
-            if self.result.shell_ended:
+            if not self.result.shell_ended:
+                return f"{text} and was interrupted"
+            if self.is_killed:
                 return f"{text} and was killed with its shell: the next one has none of its state"
-            return f"{text} and was interrupted"
-        if self.is_killed:
+        elif self.is_killed:
             return f"{text} and was killed"
         return f"{text}; it may still run, because the server did not report its end"
 

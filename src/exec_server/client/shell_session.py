@@ -1,20 +1,22 @@
 """ShellSession: a shell that runs one command after the other and keeps its state.
 
 Theory of operation. The shell is an interactive one (`-i`), because only such a shell gives up a
-list of commands on SIGINT and lives on; its streams are pipes, so it shows no prompt and edits no
-lines. It reads its commands from stdin:
+list of commands on SIGINT and lives on; its streams are pipes, so it edits no lines. Its own stderr
+is /dev/null, which hides prompts, traces and reports of jobs, and so is the stdout of bash, to
+which PROMPT_COMMAND and traps (DEBUG, ERR) print for the lines of the session. Its commands have 7
+and 8 as stdout and stderr. It reads them from stdin:
 
-    { command eval 'TEXT'                                   one word, however many lines it has
-    } </dev/null 7>&1 >&7 7>&2 2>&7 7>&-                    restored afterwards, whatever TEXT does
-    { command printf '\\n%s-%s:%d:\\n' FIRST SECOND "$?"; …   the mark, on each stream
+    command eval 'TEXT' </dev/null >&7 2>&8 7>&- 8>&-      restored afterwards, whatever TEXT does
+    { command printf '\\n%s-%s:%d:\\n' FIRST SECOND "$?" >&7; … }      the mark, on each stream
 
 The output up to the mark is that of the command. FIRST and SECOND are random words that are joined
 by printf alone, so no command can print the mark: not one that guesses, and not one that shows the
-commands of its shell (`set -x`, `set -v`). A redirection to the same descriptor would restore
-nothing, hence the detour over 7. `command` keeps a syntax error from ending dash.
+commands of its shell. TEXT is one word, however many lines it has. `command` keeps a syntax error
+from ending dash. The redirections belong to `eval`, because a group with them would trace it.
 
-After a timeout the group gets SIGINT. bash then goes on with the mark, but dash has discarded it,
-so another one is sent after each SIGINT, and the command has ended when the last one is printed.
+After SIGINT bash goes on with the mark, but dash has discarded it. So another one is sent after
+each SIGINT by a timeout, and at growing intervals while a command runs, because it can send SIGINT
+to its shell. The command has ended when the last one is printed.
 """
 
 from __future__ import annotations
@@ -37,36 +39,55 @@ from exec_server.client.results import Chunk, ShellResult
 from exec_server.errors import ExecServerError, StartupError, StdinClosed
 from exec_server.protocol.process import Stream
 
-# Until the shell has started: it reads no files, but the machine may be busy.
-START_SECONDS: Final = 30.0
+# Until the shell has started: it takes milliseconds because it reads no files, but the machine may
+# be busy. A program that has not answered by then is refused as none.
+START_SECONDS: Final = 10.0
 # A command has this time to end after each SIGINT: one that cleans up at the first one takes
 # milliseconds. Some end at the second one. After the last one the shell is killed.
 INTERRUPT_SECONDS: Final = 1.0
 INTERRUPTS: Final = 3
+# After this time the mark is sent again, and then after twice the time, and so on: a command whose
+# mark was lost ends by then, and one that runs for a day leaves 17 marks for its shell to read.
+MARK_SECONDS: Final = 1.0
 # The mark has two words of 32 characters and a number.
 MARK_BYTES: Final = 96
 # Output of background jobs that is received on one stream before the mark on the other one.
 LEFT_BYTES: Final = 1_048_576
 
-# The shell must not read the file that ENV names, which many programs use for other purposes.
+# The shell must not read the file that ENV names, which many programs use for other purposes. The
+# first words are for those who list processes.
 _START: Final = (
-    '[ "${ENV+x}" ] && export EXEC_SERVER_ENV="$ENV"; '
+    ': shell session; [ "${ENV+x}" ] && export EXEC_SERVER_ENV="$ENV"; '
     'unset ENV PROMPT_COMMAND PS0 PS1 PS2 TMOUT; exec "$@"'
 )
+# dash has no hooks that print, but runs a trap on EXIT without the redirections of its command.
+_REDIRECT: Final = b'exec 7>&1 8>&2 2>/dev/null; [ -z "${BASH_VERSION+x}" ] || exec >/dev/null\n'
 _PREPARE: Final = (
-    "unset HISTFILE MAILCHECK; PS1= PS2=; "  # there was one prompt
+    "unset HISTFILE MAILCHECK; PS1= PS2=; "
     '[ -z "${EXEC_SERVER_ENV+x}" ] || { export ENV="$EXEC_SERVER_ENV"; unset EXEC_SERVER_ENV; }'
 )
 # Without start files, a history, and what else is for people at a terminal.
 _BASH_FLAGS: Final = ("--noprofile", "--norc", "--noediting", "+H", "+o", "history")
 
+# Programs that are known not to be one, or that refuse redirections. They would not answer.
+_OTHER_PROGRAMS: Final = re.compile(
+    r"r(ba|k|z)sh|t?csh|fish|nu|pwsh|xonsh|i?python[0-9.]*|node|perl|ruby|irb"
+)
+_NO_SHELL: Final = "{program} is no POSIX shell for a session, such as bash: {reason}"
+
+# `bash: [PID: LEVEL (DESCRIPTOR)] tcsetattr: Inappropriate ioctl for device`, in any language.
+_COMPLAINT: Final = re.compile(rb"\b\w*sh: \[\d+: \d+ \(\d+\)\] tcsetattr: [^\n]*\n")
+
 _STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr")
 
 
 def shell_words(program: AnyPath) -> list[str]:
-    """The command that is a shell for a session."""
+    """The command that is a shell for a session; raises StartupError for other known programs."""
     path = path_text(program, "program")
-    flags = _BASH_FLAGS if os.path.basename(path) in ("bash", "rbash") else ()
+    name = os.path.basename(path)
+    if _OTHER_PROGRAMS.fullmatch(name):
+        raise StartupError(_NO_SHELL.format(program=path, reason=f"{name} is another program"))
+    flags = _BASH_FLAGS if name == "bash" else ()
     return [path, *flags, "-i"]
 
 
@@ -132,18 +153,25 @@ class ShellSession(Handle):
         process = self._start_process(["/bin/sh", "-c", _START, "sh", *self._words])
         await process
         self._process, self._exit_code, self._left = process, 0, _Left(self._streams)
+        output = _MarkedOutput(self._left, CollectedOutput(MARK_BYTES))
+        is_ready = False
         try:
-            result = await self._run(process, _PREPARE, START_SECONDS, CollectedOutput(MARK_BYTES))
-        except Timeout as late:
-            result = late.result  # type: ignore[assignment]
+            async with asyncio.timeout(START_SECONDS):
+                text = _REDIRECT + _command_line(_PREPARE, 0) + output.next_mark()
+                with contextlib.suppress(StdinClosed):
+                    await process.write(text)
+                is_ready = await _read(process, output) and output.exit_code == 0
+        except TimeoutError:
+            pass
         except BaseException:
             await self._kill()
             raise
-        if result.exit_code or self._process is None:
+        if not is_ready:
             await self._kill()
-            text = (result.error_text or result.text).strip() or "it did not answer"
-            name = self._words[0]
-            raise StartupError(f"{name} is no POSIX shell for a session, such as bash: {text}")
+            output.finish()
+            printed = output.collected.stderr or output.collected.stdout
+            reason = printed.decode(errors="replace").strip() or "it did not answer"
+            raise StartupError(_NO_SHELL.format(program=self._words[0], reason=reason))
         return process
 
     async def _run(
@@ -160,9 +188,10 @@ class ShellSession(Handle):
                     await process.write(text)
                 is_ended = not await _read(process, output)
         except BaseException as error:
-            is_ended = isinstance(error, ExecServerError) or not await self._stop(process, output)
-            if is_ended:
+            if isinstance(error, ExecServerError):
                 await self._kill()
+                raise
+            is_ended = not await self._stop(process, output)
             if isinstance(error, TimeoutError) and scope.expired():
                 assert seconds is not None
                 result = self._result(process, command, output, began, is_ended=is_ended)
@@ -177,27 +206,37 @@ class ShellSession(Handle):
         return self._result(process, command, output, began, is_ended=is_ended)
 
     async def _stop(self, process: Process, output: _MarkedOutput) -> bool:
-        """Interrupt the command; False if the shell does not live on."""
+        """Interrupt the command; False if that has not helped, and its shell was killed."""
         try:
-            if not await _interrupted(process, output):
-                return False
+            lives_on = await _interrupted(process, output)
+        except TimeoutError:  # a server that does not answer this would not answer the kill
+            await self._kill(wait=False)
+            return False
         except BaseException:  # cancelled for the second time
             await self._kill()
             raise
-        self._exit_code = output.exit_code
-        return True
+        if lives_on:
+            self._exit_code = output.exit_code
+        else:
+            await self._kill()
+        return lives_on
 
     def _result(
         self, process: Process, command: str, output: _MarkedOutput, began: float, *, is_ended: bool
     ) -> ShellResult:
         output.finish()
         collected, code = output.collected, output.exit_code
+        stdout, stderr = collected.stdout, collected.stderr
+        if len(self._streams) > 1:
+            stderr = _without_complaints(stderr)
+        else:
+            stdout = _without_complaints(stdout)
         if is_ended:
             code = KILLED if process.exit_code is None else process.exit_code
         return ShellResult(
             argv=(self._words[0], "-c", command),
-            stdout=collected.stdout,
-            stderr=collected.stderr,
+            stdout=stdout,
+            stderr=stderr,
             exit_code=code,
             duration=asyncio.get_running_loop().time() - began,
             lost_bytes=output.lost_bytes + collected.lost_stdout + collected.lost_stderr,
@@ -206,12 +245,14 @@ class ShellSession(Handle):
             shell_ended=is_ended,
         )
 
-    async def _kill(self) -> None:
+    async def _kill(self, *, wait: bool = True) -> None:
         """Kill the shell, if there is one, with everything that it has started."""
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(ExecServerError):  # it was lost, with all that it has started
-                await process.aclose()
+            # An error means that it was lost, with all that it has started.
+            with contextlib.suppress(ExecServerError, TimeoutError):
+                async with asyncio.timeout(None if wait else 0):
+                    await process.aclose()
 
 
 class _Left:
@@ -244,11 +285,12 @@ class _MarkedOutput:
         self._marks.append(first + b"-" + second)
         self._pattern = re.compile(rb"\n(%b):(\d+):\n" % b"|".join(self._marks))
         self._marked.clear()
-        text = b"command printf '\\n%%s-%%s:%%d:\\n' %b %b \"$?\"" % (first, second)
+        text = b"command printf '\\n%%s-%%s:%%d:\\n' %b %b" % (first, second)
+        mark = b'%b "$?" >&7' % text
         if len(self._left) > 1:
-            text += b"; %b >&7" % text.replace(b'"$?"', b"0")
-        # Without a trace of these commands (`set -x`). A shell drops the line after a syntax error.
-        return b"\n\n{ %b; } 7>&2 2>/dev/null\n" % text
+            mark += b"; %b 0 >&8" % text
+        # A shell drops the line after a syntax error.
+        return b"\n\n{ %b; }\n" % mark
 
     def add(self, chunk: Chunk) -> None:
         self.lost_bytes += chunk.lost_before
@@ -289,17 +331,30 @@ class _MarkedOutput:
                 self._collect(stream, len(data))
 
 
+def _without_complaints(data: bytes) -> bytes:
+    """The output without what bash prints if a signal has killed a command, for lack of a tty."""
+    return _COMPLAINT.sub(b"", data) if b"] tcsetattr: " in data else data
+
+
 def _command_line(command: str, last_code: int) -> bytes:
     """A line for the shell that runs the command; its `$?` begins with the last exit code."""
     before = f"(exit {last_code}) || " if last_code else ""
-    text = f"{{ {before}command eval {shlex.quote(command)}\n}} </dev/null 7>&1 >&7 7>&2 2>&7 7>&-"
-    return encoded(text) + b"\n"
+    text = f"{before}command eval {shlex.quote(command)} </dev/null >&7 2>&8 7>&- 8>&-\n"
+    return encoded(text)
 
 
 async def _read(process: Process, output: _MarkedOutput) -> bool:
     """Read until the mark; False if the shell has ended, even if its children hold its output."""
+    loop = asyncio.get_running_loop()
+    interval = MARK_SECONDS
+    next_mark = loop.time() + interval
     chunks = aiter(process)
     while not output.is_over:
+        if loop.time() >= next_mark:
+            interval *= 2
+            next_mark = loop.time() + interval
+            with contextlib.suppress(StdinClosed):
+                await process.write(output.next_mark())
         try:
             async with asyncio.timeout(QUIET_SECONDS):
                 received = await chunks.read_some()
@@ -315,15 +370,18 @@ async def _read(process: Process, output: _MarkedOutput) -> bool:
 
 
 async def _interrupted(process: Process, output: _MarkedOutput) -> bool:
-    """Interrupt the command; False if the shell does not live on."""
-    for _ in range(INTERRUPTS):
-        try:
+    """Interrupt the command; False if the shell does not live on.
+
+    Raises TimeoutError if the server does not answer.
+    """
+    try:
+        for _ in range(INTERRUPTS):
             async with asyncio.timeout(INTERRUPT_SECONDS):
                 await process.interrupt()
-                await process.write(output.next_mark())
-                return await _read(process, output)
-        except TimeoutError:
-            continue
-        except ExecServerError:
-            break  # it has ended, or the server cannot interrupt it
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(INTERRUPT_SECONDS):
+                    await process.write(output.next_mark())
+                    return await _read(process, output)
+    except ExecServerError:
+        pass  # it has ended, or the server cannot interrupt it
     return False

@@ -31,6 +31,7 @@ class FakeProcess:
         self.closed = 0
         self.interrupts = 0
         self.is_shell = True
+        self.is_silent = False  # the server does not answer
         self.commands: list[bytes] = []
         self.failure: BaseException | None = None
         self._chunks: list[bytes] = []
@@ -69,6 +70,8 @@ class FakeProcess:
 
     async def interrupt(self) -> None:
         self.interrupts += 1
+        if self.is_silent:
+            await asyncio.Event().wait()
 
     async def wait(self, timeout: float) -> int:
         if self.exit_code is None:
@@ -77,6 +80,10 @@ class FakeProcess:
 
     async def aclose(self) -> None:
         self.closed += 1
+        if self.is_silent:
+            await asyncio.Event().wait()
+        if self.exit_code is None:
+            self.exit_code = 137
 
 
 @pytest.fixture(autouse=True)
@@ -111,9 +118,10 @@ def test_output_ends_at_the_mark_and_the_rest_is_that_of_the_next_command() -> N
     process = FakeProcess(lambda mark: [b"out", mark, b"3:\nlate"])
     first, second = run(process, "it's", "next")
     assert (parts(first), parts(second)) == ((b"out", 3, False), (b"lateout", 3, False))
-    assert b"""{ command eval 'it'"'"'s'\n} </dev""" in process.commands[0]
+    redirections = b" </dev/null >&7 2>&8 7>&- 8>&-\n"
+    assert b"""command eval 'it'"'"'s'""" + redirections in process.commands[0]
     assert first.argv == ("sh", "-c", "it's")
-    assert b"{ (exit 3) || command eval next\n" in process.commands[1]
+    assert b"(exit 3) || command eval next" + redirections in process.commands[1]
     assert process.closed == 1
 
 
@@ -154,7 +162,7 @@ def test_a_command_that_cannot_be_interrupted_is_killed_with_the_shell() -> None
     assert isinstance(late.value.result, ShellResult)
     assert parts(late.value.result)[1:] == (137, True)
     assert (process.interrupts, process.closed) == (3, 1)
-    assert not late.value.is_killed
+    assert late.value.is_killed
     assert "shell_ended=True" in repr(late.value.result)
 
     async def refuse() -> None:
@@ -164,6 +172,34 @@ def test_a_command_that_cannot_be_interrupted_is_killed_with_the_shell() -> None
     process.interrupt = refuse  # type: ignore[method-assign]
     with pytest.raises(Timeout, match="killed with its shell"):
         run(process, "command", timeout=0.001)
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
+    process = FakeProcess(lambda _: [b"begun"])
+    process.is_silent = True
+    with pytest.raises(Timeout, match="may still run, because the server did not report") as late:
+        run(process, "command", timeout=0.001)
+    assert not late.value.is_killed
+    assert (process.interrupts, process.closed) == (1, 1)
+
+
+def test_a_mark_that_a_shell_has_discarded_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_session, "MARK_SECONDS", 0.001)
+    marks: list[bytes] = []
+
+    def answer(mark: bytes) -> list[bytes]:
+        marks.append(mark)
+        return [mark + b"130:\n"] if len(marks) == 3 else []
+
+    (done,) = run(FakeProcess(answer), "kill -INT $$")
+    assert parts(done) == (b"", 130, False)
+
+
+def test_complaints_of_bash_about_its_terminal_are_no_output() -> None:
+    text = b"bash: [%d: 2 (255)] tcsetattr: Inappropriate ioctl for device\n"
+    outputs = b"a" + b" b: [c] tcsetattr: d\n" + text % 12 + b"e\n" + text % 3
+    (done,) = run(FakeProcess(lambda mark: [outputs + mark + b"0:\n"]), "c")
+    assert done.stdout == b"a b: [c] tcsetattr: d\ne\n"
 
 
 def test_a_shell_that_ends_is_replaced() -> None:
@@ -250,3 +286,9 @@ def test_bash_reads_no_start_files() -> None:
     assert shell_words("/bin/sh") == ["/bin/sh", "-i"]
     words = shell_words("/usr/bin/bash")
     assert (words[0], words[-1], "--norc" in words) == ("/usr/bin/bash", "-i", True)
+
+
+@pytest.mark.parametrize("program", ["/bin/rbash", "python3.13", "python", "fish", "tcsh"])
+def test_programs_that_would_not_answer_are_refused(program: str) -> None:
+    with pytest.raises(StartupError, match=f"^{program} is no POSIX shell .* such as bash"):
+        shell_words(program)
