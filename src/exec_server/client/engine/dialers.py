@@ -22,6 +22,8 @@ from exec_server.registry.destination import is_loopback
 
 # From the first packet to an open WebSocket.
 OPEN_SECONDS = 10.0
+# The same for a last attempt that begins just before the end of the time that was allowed for all.
+LAST_OPEN_SECONDS = 1.0
 # A peer that is silent for two intervals is gone. That is well within the time for which servers
 # keep a session without a connection.
 PING_SECONDS = 10.0
@@ -166,8 +168,14 @@ class PatientDialer:
         deadline = loop.time() + self._seconds
         attempt = 0
         while True:
+            scope = asyncio.timeout_at(max(deadline, loop.time() + LAST_OPEN_SECONDS))
             try:
-                return await self._inner.open(make_receiver)
+                async with scope:
+                    return await self._inner.open(make_receiver)
+            except TimeoutError:
+                if not scope.expired():
+                    raise
+                raise _after(self._seconds, ConnectFailed("timed out")) from None
             except ExecServerError as error:
                 delay = self._inner.retry_delay(attempt)
                 if not is_starting(error):

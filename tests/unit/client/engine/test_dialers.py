@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from exec_server.client.engine import dialers
 from exec_server.client.engine.dialers import PatientDialer, WebSocketDialer, is_starting
 from exec_server.client.engine.session import Closing, is_transient
 from exec_server.client.engine.stdio import StdioDialer
@@ -145,6 +146,16 @@ def test_after_the_wait_the_error_says_how_long_it_was() -> None:
             _open(PatientDialer(_Opening([failure]), 0.0001))
         assert str(caught.value) == f"no connection within 0.0001 s: {failure}"
         assert getattr(caught.value, "status", 503) == 503
+
+
+def test_an_attempt_ends_with_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(_Opening):
+        async def open(self, make_receiver: object) -> Any:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(dialers, "LAST_OPEN_SECONDS", 0.001)
+    with pytest.raises(ConnectFailed, match=r"^no connection within 0.01 s: timed out$"):
+        _open(PatientDialer(Silent([]), 0.01))
 
 
 def test_what_time_does_not_mend_is_not_waited_for() -> None:
