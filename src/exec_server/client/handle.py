@@ -64,7 +64,8 @@ class Handle(ABC):
     def __repr__(self) -> str:
         target = self._target()
         name = f"{type(self).__name__} {target}" if target else type(self).__name__
-        return f"<{name}, {_WORDS[self.__state]}>"
+        state = _State.CLOSED if self.is_abandoned else self.__state
+        return f"<{name}, {_WORDS[state]}>"
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__open(_State.OPEN).__await__()
@@ -105,8 +106,13 @@ class Handle(ABC):
 
     @property
     def is_open(self) -> bool:
-        """Whether it was opened and not closed."""
-        return self.__state in _USABLE
+        """Whether it was opened and not closed; the end of its event loop closes it too."""
+        return self.__state in _USABLE and not self.is_abandoned
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the end of its event loop closed it, before its user did."""
+        return self.__state in _USABLE and self.__loop is not None and self.__loop.is_closed()
 
     async def __open(self, state: _State) -> Self:
         if self.__state is not _State.NEW:

@@ -96,8 +96,9 @@ def test_it_is_closed_in_its_own_event_loop() -> None:
             asyncio.run(door.aclose())
         assert door.is_open
     finally:
-        loop.close()
-    asyncio.run(door.aclose())  # the end of the loop has closed it
+        loop.close()  # which closes the handle
+    assert (door.is_open, repr(door)) == (False, "<Door, closed>")
+    asyncio.run(door.aclose())
     assert (door.is_open, door.closed) == (False, 0)
 
 

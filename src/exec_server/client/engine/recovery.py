@@ -382,6 +382,7 @@ class RemoteProcesses:
 
     def open(self, sink: Sink, *, is_detached: bool = False) -> RemoteProcess:
         """Register a process that is to be started or attached; the caller must `forget` it."""
+        self._session.check_loop()
         if self._is_closed:
             raise SessionLost(_CLOSED)
         process = RemoteProcess(self, sink, is_detached=is_detached)

@@ -402,9 +402,10 @@ class ClientSession:
         Raises ConnectFailed, RegistryError or RpcError if the server cannot be reached within
         RECOVERY_SECONDS, and SessionLost after `close`.
         """
+        if self._loop is not None:
+            self.check_loop()
         if self._is_closed or self._loop is None:
             raise SessionLost("the session is not open")
-        self.check_loop()
         if self._recovery is not None:
             await asyncio.wait([self._recovery])
             if self._is_closed:
@@ -452,10 +453,10 @@ class ClientSession:
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Start a task that outlives the caller's cancellation; cancelling the future ends it."""
-        if self._is_closed:
-            return refuse_background(work, SessionLost(_ENVIRONMENT_CLOSED))
         if asyncio.get_running_loop() is not self._loop:
             return refuse_background(work, other_loop_error("session"))
+        if self._is_closed:
+            return refuse_background(work, SessionLost(_ENVIRONMENT_CLOSED))
         return start_background(self._tasks, work)
 
     async def call(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -27,6 +27,7 @@ from tests.support.memory_session import (
 
 from exec_server import errors
 from exec_server.client.engine import server_requests, session
+from exec_server.client.engine.recovery import RemoteProcesses, Sink
 from exec_server.client.engine.server_features import PROBES
 from exec_server.client.engine.session import ClientSession, Closing
 from exec_server.errors import ConnectFailed, RegistryUnavailable, SessionLost
@@ -445,6 +446,28 @@ async def test_a_call_in_another_event_loop_is_refused(
         with pytest.raises(RuntimeError, match="this session belongs to another event loop"):
             await asyncio.to_thread(asyncio.run, use())
     assert stream.is_quiet
+
+
+def test_a_call_after_the_event_loop_is_refused_in_another_one() -> None:
+    opened: list[ClientSession] = []
+
+    @in_session
+    async def scene(session: ClientSession, dialer: MemoryDialer, stream: MemoryStream) -> None:
+        opened.append(session)
+
+    scene()
+    [closed] = opened
+    processes = RemoteProcesses(closed)
+
+    async def spawn() -> None:
+        await closed.spawn(asyncio.sleep(0))
+
+    async def register() -> None:
+        processes.open(cast(Sink, None))
+
+    for use in (lambda: closed.call(MEASURE, Name("x")), spawn, register, closed.reconnect):
+        with pytest.raises(RuntimeError, match="this session belongs to another event loop"):
+            asyncio.run(use())
 
 
 def test_a_request_that_no_server_takes_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
