@@ -461,8 +461,14 @@ class CommandRun(Process):
             self._session.flow_control.end_wait(consumers, self._output)
 
     async def _kill_rest(self, remote: RemoteProcess) -> None:
-        """Kill what may run, and wait for the rest of its output, for KILL_SECONDS in all."""
-        if self._is_closed or not remote.may_run:
+        """Kill what may run, and wait for the rest of its output, for KILL_SECONDS in all.
+
+        A server that can kill the children of an exited command is asked also if the output has
+        ended: children whose output goes elsewhere run on.
+        """
+        if not remote.may_run:
+            return
+        if self._is_closed and not self._capabilities.process_terminate_exited:
             return
         answers = remote.is_started and self._session.is_connected
         with contextlib.suppress(TimeoutError):

@@ -97,6 +97,18 @@ async def test_what_goes_on_may_be_killed(scene: Scene) -> None:
 
 
 @in_environment
+async def test_children_without_output_may_be_killed(scene: Scene) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        run = await begun(scene, tasks, leave_running=False)
+        scene.exited(1)
+        scene.say("closed", 2)
+        request = await scene.stream.next("process/terminate")
+        assert not run.done()
+        scene.stream.answer(request, {"running": False})
+    assert run.result().exit_code == 0
+
+
+@in_environment
 async def test_a_lost_connection_does_not_cost_the_rest(scene: Scene) -> None:
     async with asyncio.TaskGroup() as tasks:
         run = await begun(scene, tasks)
