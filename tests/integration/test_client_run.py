@@ -315,11 +315,12 @@ def test_a_run_does_not_wait_for_what_it_leaves_running(there: ClientTarget, tty
     eventually("it is gone", lambda: not is_running(word))
 
 
-def test_a_run_may_kill_what_it_leaves_running(there: ClientTarget) -> None:
+@pytest.mark.parametrize("child", ["sleep {}", "setsid sleep {} >/dev/null 2>&1"])
+def test_a_run_may_kill_what_it_leaves_running(there: ClientTarget, child: str) -> None:
     word = f"32{os.getpid()}"
 
     async def scene(env: Environment) -> None:
-        words = ["sh", "-c", f"sleep {word} & echo done"]
+        words = ["sh", "-c", f"{child.format(word)} & echo done"]
         if not env.capabilities.process_terminate_exited:
             with pytest.raises(Unsupported, match="processTerminateExited: it cannot kill"):
                 await env.run(words, leave_running=False)

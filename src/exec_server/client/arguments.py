@@ -155,13 +155,28 @@ def native(uri: str) -> str:
 
 
 def argv_list(argv: Iterable[AnyPath]) -> list[str]:
-    """The words of a command as texts; raises TypeError, and InvalidParams if there are none."""
+    """The words of a command as texts; raises TypeError, and InvalidParams if there are none.
+
+    Raises ValueError for a null character, which no word can have.
+    """
     if isinstance(argv, str | bytes | os.PathLike):
         raise TypeError("argv is a list of words; for a text of a shell use env.shell(text)")
+    if not isinstance(argv, Iterable):
+        raise TypeError(
+            f"argv must be a list of words, not {type(argv).__name__}; run_many and run_each take "
+            "Command objects"
+        )
     words = [path_text(word, f"argv[{number}]") for number, word in enumerate(argv)]
     if not words:
         raise InvalidParams("argv must not be empty")
+    for number, word in enumerate(words):
+        _check_null(word, f"argv[{number}]")
     return words
+
+
+def _check_null(text: str, name: str) -> None:
+    if "\0" in text:
+        raise ValueError(f"{name} cannot contain a null character")
 
 
 def input_bytes(data: bytes | str | None) -> bytes | None:
@@ -184,17 +199,19 @@ def environment_dict(env: Mapping[str, AnyPath] | None) -> dict[str, str]:
         path_text(name, "a name in env"): path_text(value, f"env[{name!r}]")
         for name, value in env.items()
     }
-    for name in variables:
+    for name, text in variables.items():
         if not name or "=" in name:
             raise ValueError(f"env has the name {name!r}: a name is not empty and has no =")
+        _check_null(name, f"the name {name!r} in env")
+        _check_null(text, f"env[{name!r}]")
     return variables
 
 
-def check_seconds(seconds: float | None) -> None:
-    """Raise TypeError for a timeout that is no number, and ValueError for one below 0."""
-    check_number(seconds)
+def check_seconds(seconds: float | None, name: str = "timeout") -> None:
+    """Raise TypeError for a time that is no number, and ValueError for one below 0."""
+    check_number(seconds, name)
     if seconds is not None and not seconds >= 0:  # NaN is not, either
-        raise ValueError(f"timeout must be at least 0 seconds, not {seconds:g}")
+        raise ValueError(f"{name} must be at least 0 seconds, not {seconds:g}")
 
 
 def retention_seconds(retention: float | str | None) -> int | None:

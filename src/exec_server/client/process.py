@@ -9,12 +9,12 @@ import re
 import reprlib
 import uuid
 from collections.abc import Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
 import msgspec
 
 from exec_server.client import exceptions
-from exec_server.client.arguments import check_number
+from exec_server.client.arguments import check_number, check_seconds
 from exec_server.client.engine.flow_control import FlowRequests, OutputQueue, Reader
 from exec_server.client.engine.recovery import (
     KILL_SECONDS,
@@ -488,7 +488,7 @@ class Process(Handle):
         after, or at the same time. Unread output is kept as far as the queue has space for it.
         """
         self._started()
-        check_number(timeout)
+        check_seconds(timeout)
         scope = asyncio.timeout(timeout)
         try:
             async with scope:
@@ -522,14 +522,16 @@ class Process(Handle):
         self._session.check_loop()
         await self._changed.wait()
 
-    async def write(self, data: bytes) -> None:
-        """Send data to stdin or the terminal, after all earlier writes.
+    async def write(self, data: bytes | str) -> None:
+        """Send data, or a text in UTF-8, to stdin or the terminal, after all earlier writes.
 
         Waits only while too much is unacknowledged. Raises StdinClosed, perhaps for an earlier
         write.
         """
+        if isinstance(data, str):
+            data = data.encode()
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise TypeError(f"data must be bytes, not {type(data).__name__}: encode a text")
+            raise TypeError(f"data must be bytes or str, not {type(data).__name__}")
         await self._stdin().write(data)
 
     async def close_stdin(self) -> None:
@@ -608,19 +610,19 @@ class Process(Handle):
     async def terminate(self, grace: float = GRACE_SECONDS) -> None:
         """Let the process end: SIGTERM to its group, and `kill` after `grace` seconds.
 
-        Returns when the process has exited. On a server without `processSignals` it is killed at
-        once.
+        Returns when the process has exited; raises TimeoutError as `kill` does. On a server without
+        `processSignals` it is killed at once.
         """
         self._started()
-        check_number(grace, "grace")
+        check_seconds(grace, "grace")
         if self.is_over:
             return
         if self._capabilities.process_signals and self.exit_code is None:
-            await self.signal("SIGTERM")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace):
+                    await self.signal("SIGTERM")
                     await self._wait_until_gone()
-        await self._kill_and_wait()
+        await self._kill_to_exit()
 
     async def _wait_until_gone(self) -> None:
         """Wait for the exit, and for the end of the output if all of it is received."""
@@ -637,9 +639,18 @@ class Process(Handle):
         """Kill the process at once with all its descendants, unless it is over.
 
         With `wait` it returns when the process has exited, as `terminate` does; the children may
-        take a moment longer.
+        take a moment longer. Raises TimeoutError then if the server has not reported the exit after
+        5 s; it kills the process when it gets the request.
         """
-        await (self._kill_and_wait() if wait else self._kill(None))
+        await (self._kill_to_exit() if wait else self._kill(None))
+
+    async def _kill_to_exit(self) -> None:
+        await self._kill_and_wait()
+        if self.exit_code is None and not self.is_over:
+            raise TimeoutError(
+                f"{self._name} may still run: the server has not reported its exit within "
+                f"{KILL_SECONDS:g} s after the kill"
+            )
 
     async def _kill(self, seconds: float | None) -> bool:
         """Kill the process, unless it is over; whether the server has answered in time."""
@@ -730,7 +741,10 @@ class OutputIterator(Reader):
 
 def _signal_name(name: str | int) -> str:
     if isinstance(name, str):
-        return f"SIG{name.upper().removeprefix('SIG')}"
+        full = f"SIG{name.upper().removeprefix('SIG')}"
+        if full not in get_args(Signal):
+            raise InvalidParams(f"unknown signal {name!r}: use a name such as TERM, INT or USR1")
+        return full
     if not isinstance(name, int):
         raise TypeError(f"a signal is a name or a number, not {type(name).__name__}")
     if name not in exceptions.SIGNALS:

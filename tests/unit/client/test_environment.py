@@ -19,6 +19,7 @@ from tests.support.memory_session import (
 )
 
 from exec_server.client import commands as run_module
+from exec_server.client.commands import Command
 from exec_server.client.engine import flow_control as queue_module
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import CommandDenied, CommandFailed, Timeout
@@ -70,6 +71,8 @@ async def test_arguments_of_another_type_are_refused_before_anything_is_done(sce
         (env.files.touch("f", modified="now"), "modified must be a number of seconds or a date"),
         (env.files.edit("f", ("ab", "cd")), "or a list of pairs"),
         (env.files.edit("f", "a", b"b"), "or a list of pairs"),
+        (env.run(Command(["a"])), "not Command; run_many and run_each take Command objects"),
+        (process.write(3), "data must be bytes or str, not int"),
         (process.wait("3"), "timeout must be a number of seconds, not str"),
         (process.read_until(b"x", "3"), "timeout must be a number of seconds, not str"),
         (process.collect("1"), "seconds must be a number of seconds, not str"),
@@ -80,6 +83,20 @@ async def test_arguments_of_another_type_are_refused_before_anything_is_done(sce
     for name in ("A=B", ""):
         with pytest.raises(ValueError, match="a name is not empty and has no ="):
             await env.run(["a"], env={name: "x"})
+    for work, text in (
+        (env.run(["a", "b\0"]), r"argv\[1\] cannot contain a null character"),
+        (env.run(["a"], env={"A": "\0"}), r"env\['A'\] cannot contain a null character"),
+        (env.run(["a"], env={"A\0": ""}), "in env cannot contain a null character"),
+        (process.wait(-1), "timeout must be at least 0 seconds, not -1"),
+        (process.terminate(-1), "grace must be at least 0 seconds, not -1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            await work
+    with pytest.raises(ValueError, match="offset must not be negative: -1"):
+        env.files.open("f", offset=-1)
+    text = "^unknown signal 'NOPE': use a name such as TERM, INT or USR1$"
+    with pytest.raises(InvalidParams, match=text):
+        await process.signal("NOPE")
     assert scene.stream.is_quiet
 
 

@@ -218,6 +218,26 @@ def test_an_end_that_was_not_seen_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     test()
 
 
+def test_a_kill_that_a_server_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "KILL_SECONDS", 0.01)
+    text = "^p may still run: the server has not reported its exit within 0.01 s after the kill$"
+
+    @in_environment
+    async def test(scene: Scene) -> None:
+        _set_signals(scene, has_signals=True)
+        process = await scene.started()
+        with pytest.raises(TimeoutError, match=text):
+            await process.terminate(grace=0.01)
+        with pytest.raises(TimeoutError, match=text):
+            await process.kill(wait=True)
+        assert (await scene.stream.next("process/signal"))["params"]["signal"] == "SIGTERM"
+        scene.exited(1)
+        await process.kill(wait=True)
+        assert process.exit_code == 0
+
+    test()
+
+
 @in_environment
 async def test_a_server_without_signals_cannot_interrupt_pipes(scene: Scene) -> None:
     session = scene.env.session
@@ -225,6 +245,12 @@ async def test_a_server_without_signals_cannot_interrupt_pipes(scene: Scene) -> 
     process = await scene.started()
     with pytest.raises(Unsupported, match="process/signal: kill the process, or start it in a"):
         await process.interrupt()
+
+
+def _set_signals(scene: Scene, *, has_signals: bool) -> None:
+    features = scene.env.session.features
+    capabilities = msgspec.structs.replace(features.capabilities, process_signals=has_signals)
+    scene.env.session.features = msgspec.structs.replace(features, capabilities=capabilities)
 
 
 # Capabilities, full input, and what is sent to a terminal.
@@ -242,9 +268,7 @@ def test_a_terminal_is_interrupted_by_its_key_unless_its_input_is_stuck(
 ) -> None:
     @in_environment
     async def test(scene: Scene) -> None:
-        features = scene.env.session.features
-        capabilities = msgspec.structs.replace(features.capabilities, process_signals=has_signals)
-        scene.env.session.features = msgspec.structs.replace(features, capabilities=capabilities)
+        _set_signals(scene, has_signals=has_signals)
         process = await scene.started(tty=True)
         if is_full:
             monkeypatch.setattr(process_module, "UNACKNOWLEDGED_PIECES", 0)

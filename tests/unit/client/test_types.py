@@ -63,7 +63,8 @@ def block() -> None:
         assert_type(env.files.read("a"), bytes)
         with env.files.open("a", input()) as file:
             file.write("x")
-        process.write("text")  # type: ignore[arg-type]
+        process.write("text")
+        process.write(["text"])  # type: ignore[arg-type]
         env.start(["cat"], ttyy=True)  # type: ignore[call-arg]
 """
 

@@ -335,6 +335,9 @@ async def kill_commands(target: Target, names: Sequence[str], signal: str | None
             except RpcError as error:
                 print_error(f"Error: {target.label}: {name}: {error_text(error)}")
                 code = EXIT_FAILURE
+            except TimeoutError as error:
+                print_error(f"Error: {target.label}: {error}")
+                code = EXIT_FAILURE
     return code
 
 

@@ -55,6 +55,8 @@ class FileOpener:
         kind, is_text = parse_mode(mode)
         if not is_text and text != TextFormat():
             raise ValueError(f"mode {mode!r} is binary: it takes no encoding, errors or newline")
+        if offset < 0:
+            raise ValueError(f"offset must not be negative: {offset}")
         if offset and (kind, is_text) != ("r", False):
             raise ValueError(f"mode {mode!r} takes no offset")
         if in_place and (kind, is_text) != ("w", False):
