@@ -77,11 +77,17 @@ def test_the_default_target(config: Path, tmp_path: Path) -> None:
             (("exec", "--", "echo", "hi"), b"hi\n"),
             (("exec", ":", "sh", "-c", "echo ${EXEC_SERVER_TARGET-unset}"), b"unset\n"),
             (("cp", f":{tmp_path}/file", f":{tmp_path}/copy"), b""),
+            (
+                ("cp", "-n", f":{tmp_path}/file", f":{tmp_path}/x"),
+                f"copy    :{tmp_path}/x\n".encode(),
+            ),
             (("ls", f":{tmp_path}/cop*"), f"{tmp_path}/copy\n".encode()),
             (("complete-path", f":{tmp_path}/cop"), f":{tmp_path}/copy\n".encode()),
         ):
             ended = run_client(*words, config=config, env=env)
             assert (ended.stdout, stderr_text(ended), ended.returncode) == (out, "", 0)
+        missing = run_client("cp", f":{tmp_path}/file", ":no/x", config=config, env=env)
+        assert "create it with exec-server mkdir -p :no\n" in stderr_text(missing)
         named = run_client("exec", "echo", "hi", config=config, env=env)
         assert named.returncode == 2
         assert "unknown target `echo`" in stderr_text(named)

@@ -18,7 +18,7 @@ from exec_server.cli.errors import EXIT_FAILURE, CommandError, UsageError
 from exec_server.cli.files.operands import find_matches, is_pattern
 from exec_server.cli.files.progress import ProgressBar
 from exec_server.cli.streams import OutputWriter, StdinReader, print_status, print_text
-from exec_server.cli.targets import parse_remote_path, remote_path_example
+from exec_server.cli.targets import join_path, parse_remote_path, remote_path_example
 from exec_server.client.arguments import PathResolver
 from exec_server.client.commands import SystemCommands
 from exec_server.client.environment import Environment
@@ -224,7 +224,7 @@ class _Copier:
         top = PathResolver((await self._environment(remote)).info).absolute(remote.path)
         top = printable(top)
         if text.startswith((f"{top}: ", f"{top.rstrip('/')}/")):
-            return f"{remote.target}:{remote.path}{text[len(top) :]}"
+            return f"{remote}{text[len(top) :]}"
         return f"{remote}: {text}"
 
     @contextlib.contextmanager
@@ -280,7 +280,7 @@ class Endpoint:
     path: str
 
     def __str__(self) -> str:
-        return self.path if self.target is None else f"{self.target}:{self.path}"
+        return self.path if self.target is None else join_path(self.target, self.path)
 
     @property
     def name(self) -> str:

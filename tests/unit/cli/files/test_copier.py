@@ -22,6 +22,7 @@ def test_paths() -> None:
     assert str(parse_endpoint("box:a/b")) == "box:a/b"
     assert [parse_endpoint(text).name for text in ("a/b/", "a/.", "..")] == ["b", "", ""]
     assert parse_endpoint("a").joined("b") == Endpoint(None, "a/b")
+    assert str(parse_endpoint(":a").joined("b/c")) == ":a/b/c"
     for text in ("", "ws://h:1"):
         with pytest.raises(UsageError):
             parse_endpoint(text)
