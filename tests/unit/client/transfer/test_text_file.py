@@ -51,7 +51,7 @@ class Written(Handle):
     def __init__(self) -> None:
         super().__init__()
         self.data = b""
-        self.is_abandoned = False
+        self.was_left_by_error = False
         self.flushed = 0
 
     async def _open(self) -> None: ...
@@ -59,7 +59,7 @@ class Written(Handle):
     async def _close(self) -> None: ...
 
     async def __aexit__(self, *error: object) -> None:
-        self.is_abandoned = error[0] is not None
+        self.was_left_by_error = error[0] is not None
         await self.aclose()
 
     async def write(self, data: bytes) -> None:
@@ -205,7 +205,7 @@ def test_text_is_encoded_with_its_line_ends() -> None:
             async with TextWriter(cast(Any, file), text) as writer:
                 assert await writer.write("a\nb") == 3
                 await writer.flush()
-            assert (file.data, file.flushed, file.is_abandoned) == (expected, 1, False)
+            assert (file.data, file.flushed, file.was_left_by_error) == (expected, 1, False)
         file = Written()
         async with TextWriter(cast(Any, file), TextFormat("iso2022_jp")) as writer:
             await writer.write("日")
@@ -222,7 +222,7 @@ def test_an_exception_abandons_the_file() -> None:
         with pytest.raises(UnicodeEncodeError):
             async with TextWriter(cast(Any, file), TextFormat("ascii")) as writer:
                 await writer.write("ä")
-        assert file.is_abandoned
+        assert file.was_left_by_error
         assert not file.is_open
 
     play(scene())
