@@ -23,7 +23,7 @@ Where to look next:
     Environment         commands, files, ports and HTTP requests: help(exec_server.Environment)
     Files, Process      env.files, and what env.start() gives
     ExecServerError     the base of all exceptions; FileError is an OSError, Timeout a TimeoutError
-    exec-server --help  the command line: exec, cp, ls, edit, port, mcp and others
+    exec-server --help  the command line: exec, cp, ls, grep, port, mcp and others
 
 docs/tutorial.md in the repository is a tour, docs/client.md the guide with examples of everything.
 """

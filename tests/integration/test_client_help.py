@@ -16,6 +16,7 @@ from tests.support.client import DEFAULT_TIMEOUT, scaled, server_environment
 
 import exec_server
 from exec_server import sync
+from exec_server.cli.table import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,6 +59,9 @@ def test_the_help_leads_on() -> None:
         assert (ROOT / path).exists()
     for name in re.findall(r"^    ([A-Z]\w+)", document, re.MULTILINE):
         assert name in exec_server.__all__
+    commands = re.search(r"the command line: (.*) and others", document)
+    assert commands is not None
+    assert set(commands[1].split(", ")) <= set(COMMANDS)
 
 
 @pytest.mark.quick
