@@ -8,9 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from exec_server.cli.errors import CommandError, UsageError
-from exec_server.cli.parser import CommandParser
+from exec_server.cli.parser import CommandParser, refuse_token
 from exec_server.cli.streams import json_text, print_text
-from exec_server.cli.targets import refuse_token
 from exec_server.client.logins import (
     Login,
     Place,

@@ -83,6 +83,21 @@ class ArgumentParser(argparse.ArgumentParser):
         self.exit(self.usage_exit_code, text)
 
 
+def refuse_token(
+    parser: argparse.ArgumentParser, flags: str = "--token-file FILE or --token-env NAME"
+) -> None:
+    """Let `--token X` name the flags that take a token, and repeat nothing of it."""
+
+    class Refused(argparse.Action):
+        def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+            parser.error(
+                "there is no --token, because other users can see the arguments of a process: "
+                f"use {flags}"
+            )
+
+    parser.add_argument("--token", action=Refused, nargs="?", help=argparse.SUPPRESS)
+
+
 def positive_number(text: str) -> int:
     number = int(text)
     if number < 1:

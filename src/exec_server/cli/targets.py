@@ -21,6 +21,7 @@ from exec_server.cli.parser import (
     ArgumentParser,
     CommandParser,
     positive_seconds,
+    refuse_token,
 )
 from exec_server.client.targets import (
     DEFAULT_TARGET,
@@ -124,21 +125,6 @@ def remote_path_example(target: str) -> str:
 def join_path(target: str, path: str) -> str:
     """TARGET:PATH; the default target has no name before the colon."""
     return f"{'' if target == DEFAULT_TARGET else target}:{path}"
-
-
-class _TokenRefused(argparse.Action):
-    """A flag that is not there, as its error says: other users see the arguments of a process."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.error(
-            "there is no --token, because other users can see the arguments of a process: use "
-            "--token-file FILE or --token-env NAME"
-        )
-
-
-def refuse_token(parser: argparse.ArgumentParser) -> None:
-    """Let `--token X` name the flags for a token."""
-    parser.add_argument("--token", action=_TokenRefused, nargs="?", help=argparse.SUPPRESS)
 
 
 def with_access_flags(

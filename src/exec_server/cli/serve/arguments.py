@@ -7,7 +7,7 @@ import os
 from itertools import combinations
 
 from exec_server import __version__
-from exec_server.cli.parser import ArgumentParser, positive_number, seconds, utf8_text
+from exec_server.cli.parser import ArgumentParser, positive_number, refuse_token, seconds, utf8_text
 from exec_server.host.clock import duration
 
 DEFAULT_LISTEN_URL = "ws://127.0.0.1:0"
@@ -210,6 +210,9 @@ def build_parser() -> ServerParser:
     _add_authentication(parser)
     add_remote_flags(parser)
     add_registry_credentials(parser)
+    refuse_token(
+        parser, "--ws-token-file PATH for clients, --registration-bearer-stdin for a registry"
+    )
     _add_codex_flags(parser)
     add_logging_flags(parser)
     return parser
@@ -558,6 +561,7 @@ def build_up_parser() -> ServerParser:
             "credentials on stdin", "Instead of the token of a login; URL is then required."
         )
     )
+    refuse_token(parser, "`exec-server login`, or --registration-bearer-stdin")
     service = parser.add_mutually_exclusive_group()
     service.add_argument(
         "--install",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 
 import pytest
 
@@ -274,3 +275,23 @@ def test_a_service_is_not_installed_and_removed_at_once(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         build_up_parser().parse_args(["--install", "--uninstall"])
     assert "exec-server up --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("start", "flag"), [(parse, "--ws-token-file"), (parse_up, "`exec-server login`")]
+)
+@pytest.mark.parametrize("words", [["--token", "correct-horse"], ["--token=correct-horse"]])
+def test_a_token_is_no_argument(
+    capsys: pytest.CaptureFixture[str],
+    start: Callable[[list[str]], object],
+    flag: str,
+    words: list[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        start(words)
+    errors = capsys.readouterr().err
+    assert (
+        f"there is no --token, because other users can see the arguments of a process: use {flag}"
+        in errors
+    )
+    assert "correct-horse" not in errors
