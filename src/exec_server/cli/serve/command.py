@@ -262,7 +262,12 @@ def _capability_token(arguments: argparse.Namespace) -> Authenticator:
             "`--ws-token-file` or `--ws-token-sha256` is required when "
             "`--ws-auth capability-token` is set"
         )
-    return capability_token(hashlib.sha256(_read_secret(path)).digest())
+    token = _read_secret(path)
+    if (count := len(token.splitlines())) > 1:  # no header can carry such a token
+        raise StartupError(
+            f"websocket auth secret {path} has {count} lines, and must have one: the token"
+        )
+    return capability_token(hashlib.sha256(token).digest())
 
 
 def _signed_bearer_token(arguments: argparse.Namespace) -> Authenticator:

@@ -41,12 +41,14 @@ def test_a_token_from_a_file_or_its_digest(tmp_path: Path) -> None:
     [
         (["--ws-token-file", "{}/none"], "{}/none: No such file or directory (os error 2)"),
         (["--ws-token-file", "{}/blank"], "{}/blank must not be empty"),
+        (["--ws-token-file", "{}/two"], "{}/two has 2 lines, and must have one: the token"),
         (["--ws-token-sha256", "abc"], "--ws-token-sha256 must be a 64-character hex"),
         ([], "`--ws-token-file` or `--ws-token-sha256` is required"),
     ],
 )
 def test_unusable_tokens_are_named(tmp_path: Path, flags: list[str], text: str) -> None:
     (tmp_path / "blank").write_text(" \n")
+    (tmp_path / "two").write_text("one\ntwo\n")
     words = [word.format(tmp_path) for word in flags]
     with pytest.raises(StartupError) as caught:
         _build("--ws-auth", "capability-token", *words)
