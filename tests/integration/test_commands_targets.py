@@ -88,6 +88,11 @@ def test_the_default_target(config: Path, tmp_path: Path) -> None:
             assert (ended.stdout, stderr_text(ended), ended.returncode) == (out, "", 0)
         missing = run_client("cp", f":{tmp_path}/file", ":no/x", config=config, env=env)
         assert "create it with exec-server mkdir -p :no\n" in stderr_text(missing)
+        (tmp_path / "within").mkdir()
+        for same in ("box", server.url):  # its files pass through no directory of this machine
+            words = ("cp", "--sync", "--delete", f":{tmp_path}/within/.", f"{same}:{tmp_path}")
+            refused = run_client(*words, config=config, env=env)
+            assert "one of them contains the other: nothing is deleted" in stderr_text(refused)
         named = run_client("exec", "echo", "hi", config=config, env=env)
         assert named.returncode == 2
         assert "unknown target `echo`" in stderr_text(named)

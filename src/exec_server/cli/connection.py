@@ -85,20 +85,25 @@ def run_event_loop(main: Coroutine[Any, Any, int]) -> int:
 class Connections(AsyncExitStack):
     """One connection for each target of a command line; an async context manager.
 
-    An exception is described by the connection whose session was lost.
+    Two names of one target, such as that of EXEC_SERVER_TARGET, share it. An exception is described
+    by the connection whose session was lost.
     """
 
     def __init__(self, access: AccessOptions) -> None:
         super().__init__()
         self._access = access
-        self._open: dict[str, Environment] = {}
+        self._open: dict[Target, Environment] = {}
+        self._named: dict[str, Environment] = {}
 
     async def get(self, name: str) -> Environment:
         """Return the environment of a target; raises UsageError or CommandError."""
-        if name not in self._open:
+        if name not in self._named:
             target = find_target(name, self._access)
-            self._open[name] = await self.enter_async_context(open_environment(target))
-        return self._open[name]
+            key = target._replace(label="")
+            if key not in self._open:
+                self._open[key] = await self.enter_async_context(open_environment(target))
+            self._named[name] = self._open[key]
+        return self._named[name]
 
 
 @contextlib.asynccontextmanager

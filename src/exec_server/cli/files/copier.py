@@ -121,7 +121,7 @@ class _Copier:
             return await self._upload(source, destination)
         if destination.target is None:
             return await self._download(source, destination)
-        if source.target == destination.target:
+        if await self._environment(source) is await self._environment(destination):
             return await self._copy_on_target(source, destination)
         return await self._copy_between_targets(source, destination)
 
