@@ -64,7 +64,7 @@ class Handle(ABC):
     def __repr__(self) -> str:
         target = self._target()
         name = f"{type(self).__name__} {target}" if target else type(self).__name__
-        state = _State.CLOSED if self.is_abandoned else self.__state
+        state = _State.CLOSED if self._is_without_loop else self.__state
         return f"<{name}, {_WORDS[state]}>"
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -107,10 +107,10 @@ class Handle(ABC):
     @property
     def is_open(self) -> bool:
         """Whether it was opened and not closed; the end of its event loop closes it too."""
-        return self.__state in _USABLE and not self.is_abandoned
+        return self.__state in _USABLE and not self._is_without_loop
 
     @property
-    def is_abandoned(self) -> bool:
+    def _is_without_loop(self) -> bool:
         """Whether the end of its event loop closed it, before its user did."""
         return self.__state in _USABLE and self.__loop is not None and self.__loop.is_closed()
 

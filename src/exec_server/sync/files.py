@@ -80,7 +80,7 @@ class _Writer(BlockingHandle[W]):
 
         Raises SessionLost if the environment was closed before.
         """
-        if (self.is_open or self._inner.is_abandoned) and not self._thread.is_forked:
+        if (self.is_open or self._inner._is_without_loop) and not self._thread.is_forked:
             self._thread.call(self._inner.aclose)
 
 
