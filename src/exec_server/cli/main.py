@@ -81,16 +81,18 @@ def _unknown(name: str, words: list[str]) -> str:
     import shlex
     import shutil
 
-    from exec_server.client.targets import load_targets
+    from exec_server.client.targets import find_target
     from exec_server.errors import StartupError
 
     try:
-        is_target = name in load_targets()
-    except StartupError:
-        is_target = False
-    if is_target:
-        meant = shlex.join(["exec-server", "exec" if words else "shell", name, *words])
-        return f"`{name}` is a target, not a command; did you mean `{meant}`?"
+        target = find_target(name)
+    except StartupError as error:
+        if "did you mean" in str(error):  # an address without its scheme, or with another one
+            return str(error)
+    else:
+        shown = target.address if ":" in name else name  # without secrets
+        meant = shlex.join(["exec-server", "exec" if words else "shell", shown, *words])
+        return f"`{shown}` is a target, not a command; did you mean `{meant}`?"
     text = unknown_command(name)
     if "?" in text or shutil.which(name) is None:
         return text

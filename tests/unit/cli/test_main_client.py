@@ -79,6 +79,13 @@ def test_a_target_or_a_program_is_no_command(
     )
     assert main.run_client("build", ["ls", "a b"]) == 2
     assert "did you mean `exec-server exec build ls 'a b'`?" in capfd.readouterr().err
+    assert main.run_client("ws://u:secret@h:1", ["ls"]) == 2
+    errors = capfd.readouterr().err
+    assert "did you mean `exec-server exec 'ws://***@h:1' ls`?" in errors
+    assert "secret" not in errors
+    for address in ("http://h:1", "h:1"):
+        assert main.run_client(address, []) == 2
+        assert f"`{address}` is not a target; did you mean ws://h:1?" in capfd.readouterr().err
     targets.write_text("[")
     assert main.run_client("env", []) == 2
     text = "unknown command `env`; to run it on a target: exec-server exec TARGET env …"
