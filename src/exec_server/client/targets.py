@@ -73,7 +73,7 @@ class AccessOptions(NamedTuple):
             token = os.environ.get(self.token_env, "").strip()
             if not token:
                 raise StartupError(f"the environment variable {self.token_env} holds no token")
-            return token
+            return _one_line(token, f"the environment variable {self.token_env}")
         if self.token_file is not None:
             return _read_token_file(self.token_file)
         return self.token
@@ -369,6 +369,11 @@ def _read_token_file(path: str) -> str:
         raise StartupError(f"the token file {path} contains non-ASCII characters") from None
     if not token:
         raise StartupError(f"the token file {path} is empty")
+    return _one_line(token, f"the token file {path}")
+
+
+def _one_line(token: str, source: str) -> str:
+    """The token; raises StartupError if it is several lines, which no header can carry."""
     if (count := len(token.splitlines())) > 1:
-        raise StartupError(f"the token file {path} has {count} lines, and must have one: the token")
+        raise StartupError(f"{source} has {count} lines, and must have one: the token")
     return token

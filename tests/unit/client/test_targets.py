@@ -406,6 +406,12 @@ def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         AccessOptions(token_env="MY_TOKEN").read_token()
 
 
+def test_a_variable_with_several_lines_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "one\ntwo\n")
+    with pytest.raises(StartupError, match="MY_TOKEN has 2 lines, and must have one: the token"):
+        AccessOptions(token_env="MY_TOKEN").read_token()
+
+
 def test_flags_override_the_file(file: Path) -> None:
     file.write_text(_NAMED)
     given = AccessOptions(token_env="OTHER", ca_file="mine.pem")
