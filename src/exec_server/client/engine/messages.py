@@ -190,14 +190,18 @@ def decode(message: bytes) -> Envelope:
     """
     if jsonrpc.is_binary(message):
         text, data = jsonrpc.split(message)
-        envelope = decode(text)
+        envelope = _decode_text(text)
         if envelope.result is not UNSET:
             return replace(envelope, result=jsonrpc.Attached(envelope.result, data))
         if envelope.method is UNSET or envelope.id is not UNSET:
             raise MalformedMessage("a binary message that is neither a result nor a notification")
         return replace(envelope, params=jsonrpc.Attached(envelope.params, data))
+    return _decode_text(message)
+
+
+def _decode_text(text: bytes) -> Envelope:
     try:
-        envelope = _decode_envelope(message)
+        envelope = _decode_envelope(text)
     except _UNDECODABLE as error:
         raise MalformedMessage(str(error)) from None
     if envelope.method is UNSET and (

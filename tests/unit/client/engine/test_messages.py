@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -168,6 +169,8 @@ def test_output_comes_as_a_binary_message_too(size: int, last: int) -> None:
         head(b'{"id":1,"method":"process/output","params":{}}') + b"x",
         head(b'{"id":1,"error":{"code":1,"message":""}}') + b"x",
         head(b"{}") + b"x",
+        head(head(b'{"method":"a"}') + b"x") + b"x",
+        functools.reduce(lambda text, _: head(text), range(2000), b"{}"),
     ],
 )
 def test_other_binary_messages_are_malformed(message: bytes) -> None:
