@@ -72,6 +72,8 @@ _FIND_ERROR: Final = re.compile(r"[^:]*find: ['\u2018](.*)['\u2019]: (.*)")
 _FIND_ENTRIES: Final = (
     "exec find {} \"$@\" -mindepth 1 -maxdepth 1 -printf '%y\\0%m\\0%s\\0%T@\\0%H/%P\\0%l\\0'"
 )
+# find ends so if it could not read an entry.
+_FIND_FAILED: Final = 1
 # xargs ends so if one of its commands has ended with an error.
 _XARGS_FAILED: Final = 123
 
@@ -297,6 +299,7 @@ class RemoteTree:
             if len(find.errors) >= ERROR_BYTES:
                 raise InvalidRequest(f"{source}: too many entries cannot be read")
             self._record_find_errors(source, bytes(find.errors), is_top=len(listing) <= 1)
+            _check_end(source, find.exit_code, bytes(find.errors), _FIND_FAILED)
 
     def _record_find_errors(self, source: str, text: bytes, *, is_top: bool) -> None:
         """Record the entries that find could not read; all entries it has found are copied."""
@@ -388,8 +391,7 @@ class RemoteTree:
             raise ConnectionLost(f"{source}: a part of the list of files was lost")
         if done.exit_code:
             self._record_find_errors(source, done.stderr, is_top=is_top and not done.stdout)
-        if done.exit_code not in (0, _XARGS_FAILED) or (done.exit_code and not done.stderr):
-            raise InternalError(f"{source}: find has failed with exit code {done.exit_code}")
+        _check_end(source, done.exit_code, done.stderr, _XARGS_FAILED)
 
     async def _walk_level(self, source: str, level: list[str]) -> list[Item]:
         items: list[Item] = []
@@ -443,6 +445,12 @@ class RemoteTree:
         metadata = await self._files.stat(source)
         kind = "f" if metadata.is_file else "?"
         return Item(path, kind, None, metadata.size, f"{metadata.modified:.3f}")
+
+
+def _check_end(source: str, code: int, errors: bytes, failed: int) -> None:
+    """Refuse a list that ended in another way than with errors of entries: find was killed."""
+    if code not in (0, failed) or (code and not errors):
+        raise InternalError(f"{source}: find has failed with exit code {code}")
 
 
 def _items_below(source: str, output: bytes) -> Iterator[Item]:

@@ -130,6 +130,15 @@ def test_errors_of_find_are_recorded() -> None:
         scanned(FakeMachine(out(TOP), Chunk("stderr", errors), code=1))
 
 
+@pytest.mark.parametrize("errors", [b"", b"find: '/s/a': Permission denied\n"])
+def test_a_find_that_was_killed_is_an_error(errors: bytes) -> None:
+    """Else a mirror would delete what find has not listed any more."""
+    chunks = [out(TOP), *([Chunk("stderr", errors)] if errors else [])]
+    for code in (137, *(() if errors else (1,))):
+        with pytest.raises(InternalError, match=f"/s: find has failed with exit code {code}"):
+            scanned(FakeMachine(*chunks, code=code))
+
+
 def test_errors_of_find_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ERROR_BYTES", 10)
     chunks = [out(TOP), *[Chunk("stderr", b"find: error\n")] * 5]
