@@ -42,6 +42,20 @@ def test_state_stays(there: ClientTarget, program: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", SHELLS)
+@pytest.mark.parametrize("definition", ["exit() { :; }", "alias exit=true"])
+def test_another_exit_skips_no_command(there: ClientTarget, program: str, definition: str) -> None:
+    async def scene(env: Environment) -> None:
+        async with env.shell_session(program=program) as shell:
+            await shell.run("x=3")
+            await shell.run(definition)  # dash refuses the function
+            assert (await shell.run("false")).exit_code == 1
+            result = await shell.run("echo $? $x")
+            assert result.text == "1 3\n"
+
+    there.play(scene)
+
+
+@pytest.mark.parametrize("program", SHELLS)
 def test_commands_that_would_break_a_shell(there: ClientTarget, program: str) -> None:
     async def scene(env: Environment) -> None:
         async with env.shell_session(program=program) as shell:

@@ -338,7 +338,8 @@ def _without_complaints(data: bytes) -> bytes:
 
 def _command_line(command: str, last_code: int) -> bytes:
     """A line for the shell that runs the command; its `$?` begins with the last exit code."""
-    before = f"(exit {last_code}) || " if last_code else ""
+    # Not a bare `exit`: a command may have defined a function or an alias of that name.
+    before = f"(command exit {last_code}) || " if last_code else ""
     text = f"{before}command eval {shlex.quote(command)} </dev/null >&7 2>&8 7>&- 8>&-\n"
     return encoded(text)
 
