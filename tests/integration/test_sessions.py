@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.support.client import (
     scaled,
     start_server,
     survivors,
+    uri,
 )
 from tests.support.server_internals import eventually, own_processes, resident_bytes, start_patched
 
@@ -144,6 +146,21 @@ def test_sessions_that_keep_much_take_nothing_from_one_that_keeps_little() -> No
 
 
 @pytest.mark.quick
+def test_nothing_of_a_closed_session_goes_on(server: Server, tmp_path: Path) -> None:
+    with server.connect() as client:
+        client.call("fs/watch", {"watchId": 1, "path": uri(tmp_path)})
+        port = client.call("port/listen", {"listenerId": "l", "port": 0})["port"]
+        with socket.create_connection(("127.0.0.1", port), scaled(10)) as forwarded:
+            client.wait_for(lambda notice: notice["method"] == "port/accepted")
+            assert client.call("session/close") == {}
+            with pytest.raises(ConnectionResetError):
+                forwarded.recv(1)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port)).close()
+        (tmp_path / "new").touch()
+        client.silence(0.3)
+
+
 def test_session_ids_are_different(server: Server) -> None:
     with server.connect() as one, server.connect() as two:
         assert one.session_id != two.session_id

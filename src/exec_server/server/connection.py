@@ -151,6 +151,7 @@ class Connection:
         self._writable.set()
         self._is_congested = False  # requests are queued or the send buffer is full
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lasting_tasks: set[asyncio.Task[None]] = set()  # those that outlive their requests
         self._client_requests = ClientRequests(stream.send)
 
     def message_received(self, message: bytes) -> None:
@@ -391,17 +392,20 @@ class Connection:
         if self._is_eof and not self._is_decoding and self._lanes.is_idle:
             self._stream.close(NORMAL_CLOSURE, "end of input")
 
-    def _create_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _create_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._server.tasks.create_task(coroutine, self._close_broken)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> bool:
-        """Run a task that outlives its request, unless the connection has already ended."""
-        if self._state is ConnectionState.CLOSED:
+        """Run a task that outlives its request, unless session or connection have ended."""
+        if self._state in (ConnectionState.ENDED, ConnectionState.CLOSED):
             coroutine.close()
             return False
-        self._create_task(coroutine)
+        task = self._create_task(coroutine)
+        self._lasting_tasks.add(task)
+        task.add_done_callback(self._lasting_tasks.discard)
         return True
 
     def _break_off(self, what: str) -> None:
@@ -465,6 +469,8 @@ class Connection:
         self._stream.send(jsonrpc.encode_error(request_id, error))
 
     def notify(self, notice: Notice[msgspec.Struct], params: msgspec.Struct) -> None:
+        if self._state is ConnectionState.ENDED:
+            return
         try:
             if not isinstance(params, OutputParams):
                 self._stream.send(jsonrpc.encode_notification(notice, params))
@@ -487,6 +493,7 @@ class Connection:
 
     def session_closed(self) -> None:
         self._state = ConnectionState.ENDED
+        asyncio.get_running_loop().call_soon(self._close_resources, self._lasting_tasks)
 
     def pause_writing(self) -> None:
         self._is_congested = True
@@ -534,10 +541,10 @@ class Connection:
         if self._context is not None:
             guarded_call(self._server.sessions.detach, self._context.session)
         # Later: a task that is cancelled before its first step does not run its clean-up.
-        asyncio.get_running_loop().call_soon(self._close)
+        asyncio.get_running_loop().call_soon(self._close_resources, self._tasks)
 
-    def _close(self) -> None:
-        for task in list(self._tasks):
+    def _close_resources(self, tasks: set[asyncio.Task[None]]) -> None:
+        for task in list(tasks):
             task.cancel()
         if self._context is not None:
             self._context.close()

@@ -50,7 +50,7 @@ class AttachedConnection(Protocol):
     def probe(self) -> None: ...
 
     def session_closed(self) -> None:
-        """The client has ended its session: refuse further requests."""
+        """The client has ended its session: refuse further requests, and send nothing else."""
         ...
 
 
