@@ -29,6 +29,12 @@ ALL_PATTERNS: Final = 65_536
 ALL_BYTES: Final = 8 * 1_048_576
 # Names of one pattern with slashes: an entry is compared with each of them at most.
 PATTERN_NAMES: Final = 64
+# Comparisons for one entry, with patterns of all ignore files above it: some ten milliseconds. An
+# ignore file in each of a hundred directories above one another has 160 of them.
+ENTRY_WORK: Final = 16_384
+# Positions in patterns with slashes that are remembered, each once for all directories where they
+# are the same: 100 MB.
+ALL_POSITIONS: Final = 1_000_000
 
 IGNORE_FILE: Final = ".gitignore"
 # What version control keeps beside the files of a project. `.git` is a file in a worktree.
@@ -133,6 +139,10 @@ class Patterns:
                     break
                 yield number, following
 
+    def work(self, state: State) -> int:
+        """How many comparisons an entry of a directory in this state takes."""
+        return 1 + len(self._globs) + len(state)
+
     def matters_below(self, state: State) -> bool:
         """Whether any pattern may match an entry of a directory in this state, or below it."""
         return bool(state or self._literals or self._globs)
@@ -179,13 +189,20 @@ class TreeFilter:
         self._parsed: dict[bytes, Patterns] = {}  # many ignore files of a tree are equal
         self._parsed_patterns = 0
         self._parsed_bytes = 0
+        # What many directories have in common, each a key and its own value.
+        self._layers: dict[_Layer, _Layer] = {}
+        self._lists: dict[tuple[_Layer, ...], tuple[_Layer, ...]] = {}
+        self._positions = 0  # in both of them
 
     def reads_ignore_file(self, directory: str) -> bool:
         """Whether `enter` needs the ignore file of a directory."""
         return self._gitignore and directory not in self._directories
 
     def enter(self, directory: str, ignore_file: bytes = b"") -> None:
-        """Take the ignore file of a directory, unless it is known, before its entries are asked."""
+        """Take the ignore file of a directory, unless it is known, before its entries are asked.
+
+        Raises InvalidRequest for more patterns than a copy can take; no entry can be asked then.
+        """
         if directory in self._directories:
             return
         if directory:
@@ -198,9 +215,24 @@ class TreeFilter:
             layers = [_Layer(self._first, self._first.start())]
         if own := self._patterns(ignore_file):
             layers.insert(1 if layers and layers[0].patterns is self._first else 0, own)
-        self._directories[directory] = tuple(
-            each for each in layers if each.patterns.matters_below(each.state)
-        )
+        layers = [each for each in layers if each.patterns.matters_below(each.state)]
+        if sum(each.patterns.work(each.state) for each in layers) > ENTRY_WORK:
+            raise InvalidRequest(f"more than {ENTRY_WORK} patterns apply to each entry")
+        self._directories[directory] = self._shared(layers)
+
+    def _shared(self, layers: list[_Layer]) -> tuple[_Layer, ...]:
+        """The layers of a directory, those of another one if they are equal."""
+        for layer in layers:
+            if layer not in self._layers:
+                self._layers[layer] = layer
+                self._positions += len(layer.state)
+        shared = tuple(self._layers[layer] for layer in layers)
+        if shared not in self._lists:
+            self._lists[shared] = shared
+            self._positions += len(shared)
+        if self._positions > ALL_POSITIONS:
+            raise InvalidRequest(f"more than {ALL_POSITIONS} matches of patterns with directories")
+        return self._lists[shared]
 
     def _patterns(self, ignore_file: bytes) -> _Layer | None:
         if len(ignore_file) > IGNORE_FILE_BYTES:
@@ -277,7 +309,10 @@ def _names(pattern: bytes) -> tuple[Name, ...]:
             continue
         if len(name) > 1 and all(each == _STAR for each in name):
             # The slash after it is one of those that it matches, unless it is escaped.
-            names += [None] if token == b"/" else [_glob([_STAR]), None]
+            if token != b"/":
+                names += [_glob([_STAR]), None]
+            elif not names or names[-1] is not None:  # several of them are as one
+                names.append(None)
         else:
             names.append(_glob(name))
         name = []
@@ -326,9 +361,14 @@ def _glob(tokens: list[bytes]) -> re.Pattern[bytes]:
 
 
 def _one_of(members: frozenset[int]) -> bytes:
-    return (
-        b"[%b]" % b"".join(b"\\x%02x" % each for each in sorted(members)) if members else _NOTHING
-    )
+    ranges: list[list[int]] = []  # compiling these takes a tenth of the time for all members
+    for each in sorted(members):
+        if ranges and ranges[-1][1] == each - 1:
+            ranges[-1][1] = each
+        else:
+            ranges.append([each, each])
+    text = b"".join(b"\\x%02x-\\x%02x" % (first, last) for first, last in ranges)
+    return b"[%b]" % text if members else _NOTHING
 
 
 def _read_set(pattern: bytes, position: int) -> tuple[frozenset[int], int]:

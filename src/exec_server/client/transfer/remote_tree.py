@@ -348,8 +348,12 @@ class RemoteTree:
         }
         entered: set[str] = set()
         for directory in set(level) - set(names.values()):
-            tree_filter.enter(directory)
-            entered.add(directory)
+            try:
+                tree_filter.enter(directory)
+            except InvalidRequest as error:
+                self._fail(directory, InvalidRequest(f"{join(source, directory)}: {error}"))
+            else:
+                entered.add(directory)
         paths = list(names)
         for start in range(0, len(paths), IGNORE_FILES):
             some = paths[start : start + IGNORE_FILES]

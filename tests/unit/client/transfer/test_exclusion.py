@@ -136,5 +136,35 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         tree.enter("x", b"#bbb")
 
 
+def _enter_nested(*ignore_files: bytes) -> None:
+    """Enter directories above one another."""
+    tree = TreeFilter([], gitignore=True)
+    for level, content in enumerate(ignore_files):
+        tree.enter("/".join("a" * level), content)
+
+
+def test_patterns_that_apply_to_an_entry_have_a_limit() -> None:
+    patterns = b"\n".join(b"**/*/" * 12 + b"%d" % number for number in range(4000))
+    for files in ([patterns, *[b""] * 30], [b"*.o\n" * 2000] * 10):
+        with pytest.raises(InvalidRequest, match="more than 16384 patterns apply to each entry"):
+            _enter_nested(*files)
+
+
+def test_what_directories_remember_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exclusion, "ALL_POSITIONS", 20)
+    tree = TreeFilter([], gitignore=True)
+    tree.enter("", b"**/a/b\nc/*/d")
+    for name in range(100):  # all of them are as far in the patterns
+        tree.enter(f"x{name}")
+    with pytest.raises(InvalidRequest, match="more than 20 matches of patterns with directories"):
+        _enter_nested(*(b"**/a/%d" % number for number in range(20)))
+
+
+def test_sets_and_stars_in_a_row() -> None:
+    assert excluded("[acd]", "a", "b", "c", "d", "e") == ["a", "c", "d"]
+    assert excluded("[!b-y]", "a", "b", "y", "z") == ["a", "z"]
+    assert excluded("x/**/**/**/b", "x/b", "x/y/b", "x/y/z/b", "b") == ["x/b", "x/y/b", "x/y/z/b"]
+
+
 def test_ancestors() -> None:
     assert ancestors(["a/b/c", "a/b/d", "e", ""]) == {"a", "a/b"}

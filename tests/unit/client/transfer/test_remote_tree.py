@@ -9,6 +9,7 @@ from typing import Any, Self
 import pytest
 
 from exec_server.client.results import Chunk, Entry, Result, Stat
+from exec_server.client.transfer import exclusion
 from exec_server.client.transfer import remote_tree as module
 from exec_server.client.transfer.exclusion import TreeFilter
 from exec_server.client.transfer.mirror import Item
@@ -222,6 +223,15 @@ def test_the_root_directory_by_levels() -> None:
     machine = Levels(entry("//a") + entry("//d", "d"), entry("/d/b"))
     assert filtered(machine, "x", source="/") == (["", "a", "d", "d/b"], [])
     assert machine.inputs == [b"/\0", b"/d\0"]
+
+
+def test_a_directory_with_too_many_patterns_above_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exclusion, "ENTRY_WORK", 4)
+    machine = Levels(
+        entry("/s/d", "d") + entry("/s/e", "d"), entry("/s/d/a") + entry("/s/e/b"), b""
+    )
+    # An entry of `d` may be at any of the four names, one of `e` at the first two.
+    assert filtered(machine, "**/d/**/x") == (["", "d", "e", "e/b"], ["d"])
 
 
 def test_an_ignore_file_that_cannot_be_read_or_is_hostile_fails_its_directory() -> None:
