@@ -41,6 +41,10 @@ SAVED_CURSORS: Final = 8
 TITLE_CHARACTERS: Final = 1000
 # Output requested at a time.
 _READ_BYTES: Final = 262_144
+# Output of one call: several times as much as servers retain. One that goes on is asked for more by
+# the next call. Each chunk counts for at least the second number.
+RECEIVED_BYTES: Final = 16 * 1_048_576
+_CHUNK_COST: Final = 256
 
 _TOKEN: Final = re.compile(
     r"(?P<held>\x1b(?:\[[0-?]*+[ -/]*+|[\]PX^_][^\x07\x1b]*+\x1b?|[ -/]*+)?\Z)"
@@ -183,6 +187,8 @@ class Renderer:
         if kind == "text":
             return len(token[0]) if token[0].isascii() else 2 * len(token[0])
         if kind == "control":
+            if token[0] == "\t":
+                return 1 + columns // 64  # pyte sorts the tab stops, one for each column at most
             return rows if token[0] in "\n\v\f" else 1
         if kind in ("escape", "set"):
             return rows * columns if token["escape"] in ("#8", "c", None) else rows
@@ -327,7 +333,7 @@ class TerminalScreen:
     async def _receive(self) -> tuple[bytes, bool]:
         """The output since the last call, and whether it is complete."""
         pieces: list[bytes] = []
-        is_complete, last = True, None
+        is_complete, last, size = True, None, 0
         while last is None or self._after < last:
             params = ReadParams(self._id, self._after, _READ_BYTES, 0)
             try:
@@ -338,10 +344,14 @@ class TerminalScreen:
                     raise ProcessLost(text) from None
                 break  # the last screen stays
             last = answer.next_seq - 1 if last is None else last
-            if not answer.chunks:
+            if not answer.chunks or answer.chunks[-1].seq <= self._after:
                 break
             is_complete = is_complete and not answer.lost_bytes
             is_complete = is_complete and answer.chunks[0].seq <= self._after + 1
             pieces += (each.chunk for each in answer.chunks)
             self._after = answer.chunks[-1].seq
+            size += sum(len(each.chunk) + _CHUNK_COST for each in answer.chunks)
+            if size > RECEIVED_BYTES:
+                is_complete = False
+                break
         return b"".join(pieces), is_complete

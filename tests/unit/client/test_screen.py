@@ -141,6 +141,12 @@ def test_work_is_bounded(flood: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(terminal._shown.savepoints) <= screen_module.SAVED_CURSORS
 
 
+def test_tab_stops_are_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen_module, "WORK_CELLS", 10_000)
+    for columns, is_complete in ((40, True), (640, False)):  # each column may be a tab stop
+        assert show(b"\t" * 5000, (4, columns)).is_complete is is_complete
+
+
 def test_sequences_without_an_end_are_dropped() -> None:
     terminal = Renderer(*SIZE)
     for start in ("\x1b]0;", "\x1bP", "\x1b["):
@@ -201,6 +207,15 @@ def test_lost_output_is_told() -> None:
     ]
     (screen,) = screens(FakeSession(answer(2, (1, b"b"), lost=7)), 1)
     assert not screen.is_complete
+
+
+def test_output_without_an_end_is_left_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen_module, "RECEIVED_BYTES", 600)
+    session = FakeSession(*(answer(2**40, (seq, b"a")) for seq in range(1, 10)))
+    shown = [(str(each), each.is_complete) for each in screens(session, 2)]
+    assert shown == [("aaa", False), ("aaaaaa", False)]
+    # Nor does a server get on that repeats itself.
+    assert str(screens(FakeSession(*[answer(9, (1, b"a"))] * 2), 1)[0]) == "a"
 
 
 def test_the_last_screen_of_a_process_that_is_forgotten() -> None:
