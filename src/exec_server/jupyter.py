@@ -6,6 +6,7 @@ from typing import Any
 
 from exec_server.adapters.target import framework_missing
 from exec_server.cli.errors import UsageError
+from exec_server.client.targets import without_secrets
 from exec_server.notebook.magic_line import (
     HelpShown,
     parse_cell_line,
@@ -51,7 +52,7 @@ class RemoteMagics(Magics):
 
         %remote_close [TARGET ...]
         """
-        wanted = split_words(line)
+        wanted = [without_secrets(word) for word in split_words(line)]
         missing = set(wanted) - set(self.connections.labels)
         if missing:
             raise RemoteError(f"not connected: {', '.join(sorted(missing))}")

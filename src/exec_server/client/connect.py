@@ -11,7 +11,7 @@ from exec_server.client.engine.dialers import OnRetry, PatientDialer, WebSocketD
 from exec_server.client.engine.session import CLIENT_NAME, Dialer
 from exec_server.client.environment import Environment, OnNetworkRequest
 from exec_server.client.logins import find_login
-from exec_server.client.targets import AccessOptions, Target, find_target
+from exec_server.client.targets import AccessOptions, Target, find_target, without_secrets
 from exec_server.errors import StartupError
 from exec_server.net.client_tls import client_context
 
@@ -192,8 +192,9 @@ def _relay_dialer(
         if access.ca_file is None and not access.pin:
             access = access._replace(ca_file=login.ca_file, pin=login.pins)
     if token is None:
+        registry = without_secrets(target.registry)
         raise StartupError(
-            f"the registry requires a token: run `exec-server login {target.registry}`, or pass "
+            f"the registry requires a token: run `exec-server login {registry}`, or pass "
             "token=, --token-file or --token-env, or write token_file into targets.toml"
         )
     return RelayDialer(

@@ -85,7 +85,7 @@ _KEYS: Final = frozenset({"url", "stdio", "registry", "environment_id", *AccessO
 class Target(NamedTuple):
     """A server; exactly one of `url`, `argv` and `registry` is set."""
 
-    label: str  # the TARGET argument
+    label: str  # the TARGET argument, without secrets of its URL
     url: str | None = None
     argv: tuple[str, ...] | None = None
     registry: str | None = None
@@ -98,8 +98,8 @@ class Target(NamedTuple):
         if self.argv is not None:
             import shlex
 
-            return f"stdio:{shlex.join(map(_without_secrets, self.argv))}"
-        return _without_secrets(self.url or f"relay:{self.registry}/{self.environment_id}")
+            return f"stdio:{shlex.join(map(without_secrets, self.argv))}"
+        return without_secrets(self.url or f"relay:{self.registry}/{self.environment_id}")
 
     @property
     def place(self) -> str:
@@ -107,11 +107,11 @@ class Target(NamedTuple):
         if self.argv is not None:
             return f"stdio:{self.argv[0]}"
         if self.registry is not None:
-            return f"environment {self.environment_id} of {_without_secrets(self.registry)}"
+            return f"environment {self.environment_id} of {without_secrets(self.registry)}"
         return self.address
 
 
-def _without_secrets(text: str) -> str:
+def without_secrets(text: str) -> str:
     """A text whose URLs have no user, password and values of the query and fragment."""
     return re.sub(_URL_SECRETS, _mask_url, text) if "://" in text else text
 
@@ -146,9 +146,10 @@ def _default_target() -> Target:
 
 def _parse_target(text: str) -> Target:
     if text.startswith("stdio:"):
-        return Target(label=text, argv=_split_command(text.removeprefix("stdio:"), text))
+        label = without_secrets(text)
+        return Target(label=label, argv=_split_command(text.removeprefix("stdio:"), label))
     if text.startswith(_URL):
-        return Target(label=text, url=text)
+        return Target(label=without_secrets(text), url=text)
     if text.startswith("relay:"):
         return _relay_target(text)
     return _named_target(text)
@@ -185,11 +186,12 @@ def _split_command(command: str, where: str) -> tuple[str, ...]:
 
 def _relay_target(text: str) -> Target:
     parts = re.fullmatch(_RELAY, text.removeprefix("relay:"))
+    label = without_secrets(text)
     if parts is None:
         raise StartupError(
-            f"`{text}` names no environment; write relay:https://REGISTRY/ENVIRONMENT"
+            f"`{label}` names no environment; write relay:https://REGISTRY/ENVIRONMENT"
         )
-    return Target(label=text, registry=parts[1], environment_id=parts[2])
+    return Target(label=label, registry=parts[1], environment_id=parts[2])
 
 
 def _named_target(name: str) -> Target:
@@ -197,7 +199,7 @@ def _named_target(name: str) -> Target:
     known = load_targets()
     if name in known:
         return known[name]
-    shown = printable(_without_secrets(name))
+    shown = printable(without_secrets(name))
     listed = f"{targets_file()} defines {', '.join(sorted(known)) or 'no targets'}"
     host = re.fullmatch(_HOST, name)
     if host is not None and host["port"] is not None:
@@ -215,9 +217,9 @@ def _named_target(name: str) -> Target:
 def check_scheme(text: str) -> None:
     """Raise StartupError for a URL of the web, which names the one that is meant."""
     if (url := re.fullmatch(_WEB_URL, text)) is not None:
-        meant = printable(_without_secrets(f"ws{url[1].lower()}://{url['place']}"))
+        meant = printable(without_secrets(f"ws{url[1].lower()}://{url['place']}"))
         raise StartupError(
-            f"`{printable(_without_secrets(text))}` is not a target; did you mean {meant}? "
+            f"`{printable(without_secrets(text))}` is not a target; did you mean {meant}? "
             "ws:// is for a server without TLS, wss:// for one with TLS"
         )
 

@@ -20,7 +20,7 @@ from exec_server.client.environment import Environment
 from exec_server.client.exceptions import CommandFailed, Timeout
 from exec_server.client.process import OUTPUT_BYTES
 from exec_server.client.results import Chunk, Result
-from exec_server.client.targets import AccessOptions, Target
+from exec_server.client.targets import Target
 from exec_server.errors import ConnectionLost, ExecServerError, SessionLost, StartupError, printable
 from exec_server.sync.environment import run_streamed
 
@@ -33,8 +33,6 @@ _DECODER: Final = codecs.getincrementaldecoder("utf-8")
 
 # More machines than a notebook works with; each has a thread and a connection.
 MAX_OPEN: Final = 32
-
-_Key = tuple[str, AccessOptions]
 
 # Output in the result of an error, if no variable holds all of it.
 FAILURE_BYTES: Final = 16_384
@@ -141,14 +139,14 @@ class NotebookConnections:
     """Opens environments at their first use, and again if their session was lost."""
 
     def __init__(self) -> None:
-        self._open: dict[_Key, sync.Environment] = {}
+        self._open: dict[Target, sync.Environment] = {}
         # Guards `_open`: kernels may run cells of one notebook in several threads (subshells).
         self._lock = threading.Lock()
 
     @property
     def labels(self) -> list[str]:
         """The TARGETs that are connected."""
-        return sorted({label for label, _ in self._open})
+        return sorted({target.label for target in self._open})
 
     def get(self, target: Target) -> sync.Environment:
         """The environment of a target; raises UsageError or RemoteError."""
@@ -163,27 +161,26 @@ class NotebookConnections:
             raise RemoteError(describe_error(error, target)) from None
 
     def _opened(self, target: Target) -> sync.Environment:
-        key = (target.label, target.access)
-        found = self._open.get(key)
+        found = self._open.get(target)
         if found is not None and found.is_open:
             found.reconnect()
             return found
         if found is None and len(self._open) >= MAX_OPEN:
             raise RemoteError(f"{MAX_OPEN} targets are connected: close some by %remote_close")
-        self._open[key] = sync.Environment(
+        self._open[target] = sync.Environment(
             lambda: Environment(make_dialer(target, _print_line)),
             has_children=target.argv is not None,
         )
-        return self._open[key]
+        return self._open[target]
 
     def close(self, labels: list[str]) -> list[str]:
         """Close the connections to these targets, or all; returns the names of the closed ones."""
         with self._lock:
-            closed = [key for key in self._open if not labels or key[0] in labels]
-            environments = [self._open.pop(key) for key in closed]
+            closed = [each for each in self._open if not labels or each.label in labels]
+            environments = [self._open.pop(target) for target in closed]
         for environment in environments:
             environment.close()
-        return sorted({label for label, _ in closed})
+        return sorted({target.label for target in closed})
 
 
 def _print_line(line: str) -> None:

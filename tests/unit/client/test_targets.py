@@ -65,6 +65,28 @@ def test_urls_programs_and_relays(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("ws://h:1/p?token=SECRET", "ws://h:1/p?token=***"),
+        ("wss://u:SECRET@h", "wss://***@h"),
+        ("relay:https://u:SECRET@r/e", "relay:https://***@r/e"),
+        ("stdio:curl https://u:SECRET@h", "stdio:curl https://***@h"),
+    ],
+)
+def test_labels_are_without_secrets(text: str, label: str) -> None:
+    target = find_target(text)
+    assert target.label == label
+    assert "SECRET" in f"{target.url}{target.registry}{target.argv}"
+
+
+@pytest.mark.parametrize("text", ["stdio:a 'https://u:SECRET@h", "relay:https://r?SECRET"])
+def test_errors_are_without_secrets(text: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        find_target(text)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("text", "error"),
     [
         ("stdio:", "no command"),

@@ -54,6 +54,15 @@ def test_cells_share_the_connection_of_their_target() -> None:
     assert opened.labels == []
 
 
+def test_targets_of_one_label_have_connections_of_their_own() -> None:
+    """Labels are without secrets, so those of different URLs may be equal."""
+    opened = NotebookConnections()
+    first = opened.get(_target("a"))
+    assert opened.get(_target("a")._replace(url="ws://a?x=1")) is not first
+    assert opened.close(["a"]) == ["a"]
+    assert opened.labels == []
+
+
 def test_a_lost_session_is_replaced_at_the_limit_too() -> None:
     opened = NotebookConnections()
     lost = opened.get(_target("a"))
