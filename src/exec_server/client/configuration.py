@@ -36,15 +36,16 @@ def targets_file() -> Path:
 def read_configuration(path: Path) -> tuple[bytes, bool] | None:
     """A configuration file, and whether others can read it; None if missing.
 
-    Raises StartupError, also if others can write the file or its directory: it names programs to
-    run and servers that get tokens.
+    Raises StartupError, also if others can write the file or its directory, or that to which a link
+    leads: it names programs to run and servers that get tokens.
     """
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
                 raise StartupError(f"{path} is not a regular file")
-            _check_writers(path.parent, path.parent.stat())
+            for directory in dict.fromkeys((path.parent, path.resolve().parent)):
+                _check_writers(directory, directory.stat())
             _check_writers(path, info)
             content = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:

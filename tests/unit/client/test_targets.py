@@ -377,6 +377,19 @@ def test_modes_of_other_systems_say_nothing(file: Path, monkeypatch: pytest.Monk
     assert targets.load_targets()["a"].access.token == "t"
 
 
+def test_the_place_that_a_link_leads_to_is_for_the_user_alone_too(
+    file: Path, tmp_path: Path
+) -> None:
+    dotfiles = tmp_path / "dotfiles"
+    dotfiles.mkdir()
+    (dotfiles / "targets.toml").write_text(_NAMED)
+    file.symlink_to(dotfiles / "targets.toml")
+    assert "build" in targets.load_targets()
+    dotfiles.chmod(0o777)
+    with pytest.raises(StartupError, match=f"{dotfiles} is writable by other users"):
+        targets.load_targets()
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
 def test_a_fifo_is_not_waited_for(file: Path) -> None:
     os.mkfifo(file)
