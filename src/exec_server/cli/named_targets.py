@@ -19,6 +19,7 @@ from exec_server.cli.streams import json_text, print_status, print_text
 from exec_server.cli.targets import access_options, with_access_flags
 from exec_server.client.configuration import (
     MAX_FILE_BYTES,
+    changing,
     read_configuration,
     targets_file,
     write_private_file,
@@ -158,6 +159,17 @@ def _add(arguments: argparse.Namespace) -> None:
         find_target(arguments.address)  # whose error names the address that was meant
         raise UsageError(f"`{arguments.address}` is the name of a target; write an address")
     path = targets_file()
+    with changing(path):
+        _add_to(path, arguments)
+    print_text(
+        f"Added {name} to {path}. Try it:\n"
+        f"  exec-server info {name}\n"
+        f"  exec-server exec {name} -- uname -a\n"
+    )
+
+
+def _add_to(path: Path, arguments: argparse.Namespace) -> None:
+    name = arguments.name
     text, known, is_exposed = _read(path)
     if name in known and not arguments.force:
         raise UsageError(f"{path} has a target `{name}` already; --force replaces it")
@@ -166,15 +178,16 @@ def _add(arguments: argparse.Namespace) -> None:
     target = _parse(path, changed, is_exposed, name)[name]
     _check(target)
     _write(path, changed, known | {name: target}, is_exposed, name)
-    print_text(
-        f"Added {name} to {path}. Try it:\n"
-        f"  exec-server info {name}\n"
-        f"  exec-server exec {name} -- uname -a\n"
-    )
 
 
 def _remove(names: list[str]) -> None:
     path = targets_file()
+    with changing(path):
+        _remove_from(path, names)
+    print_text(f"Removed {', '.join(names)} from {path}.\n")
+
+
+def _remove_from(path: Path, names: list[str]) -> None:
     text, known, is_exposed = _read(path)
     for name in names:
         if name not in known:
@@ -183,7 +196,6 @@ def _remove(names: list[str]) -> None:
         del known[name]
         text = without_table(text, name)
     _write(path, text, known, is_exposed, ", ".join(names))
-    print_text(f"Removed {', '.join(names)} from {path}.\n")
 
 
 def new_table(address: str, access: AccessOptions) -> dict[str, Any]:

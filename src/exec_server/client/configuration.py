@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from exec_server.errors import StartupError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
 # A target or a login takes a few hundred bytes. A larger file is none of ours.
 MAX_FILE_BYTES: Final = 1_048_576
+
+# A change takes milliseconds. Whoever holds the lock for longer does not change a file.
+LOCK_SECONDS: Final = 5.0
+_LOCK_RETRY_SECONDS: Final = 0.02
 
 # Elsewhere modes and owners say nothing about who can read and write a file.
 _HAS_MODES: Final = os.name == "posix"
@@ -106,3 +112,44 @@ def write_private_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[None]:
+    """Let no other command change a file between its reading and writing; makes its directory.
+
+    Raises StartupError.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Without modes there are no locks of directories either.
+        flags = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+        directory = os.open(path.parent, os.O_RDONLY | flags) if _HAS_MODES else None
+    except OSError as error:
+        raise StartupError(f"cannot write {path}: {error.strerror}") from None
+    if directory is None:
+        yield
+        return
+    try:
+        _lock(directory, path)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _lock(directory: int, path: Path) -> None:
+    import fcntl
+    import time
+
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StartupError(f"another program is changing {path}") from None
+            time.sleep(_LOCK_RETRY_SECONDS)
+        except OSError:
+            return  # a file system without locks
+        else:
+            return

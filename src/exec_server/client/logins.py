@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from exec_server.client.configuration import read_configuration, targets_file, write_private_file
+from exec_server.client.configuration import (
+    changing,
+    read_configuration,
+    targets_file,
+    write_private_file,
+)
 from exec_server.errors import StartupError, missing_package
 
 if TYPE_CHECKING:
@@ -108,6 +113,11 @@ def find_login(url: str) -> Login | None:
 
 def save_login(login: Login, place: Place) -> None:
     """Store the tokens of a login, beside those of other roles; StartupError."""
+    with changing(logins_file()):
+        _save_login(login, place)
+
+
+def _save_login(login: Login, place: Place) -> None:
     stored = load_logins()
     earlier = stored.pop(login.url, None)
     if len(stored) >= MAX_REGISTRIES:
@@ -125,6 +135,11 @@ def save_login(login: Login, place: Place) -> None:
 
 def remove_login(url: str) -> bool:
     """Forget the tokens for a registry; False if there are none."""
+    with changing(logins_file()):
+        return _remove_login(url)
+
+
+def _remove_login(url: str) -> bool:
     stored = load_logins()
     login = stored.pop(url, None)
     if login is None:
