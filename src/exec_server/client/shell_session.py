@@ -11,7 +11,8 @@ and 8 as stdout and stderr. It reads them from stdin:
 
 The output up to the mark is that of the command. FIRST and SECOND are random words that are joined
 by printf alone, so no command can print the mark: not one that guesses, and not one that shows the
-commands of its shell. TEXT is one word, however many lines it has. `command` keeps a syntax error
+commands of its shell. One that reads the input of its shell can, and spoils results of its own
+session. TEXT is one word, however many lines it has. `command` keeps a syntax error
 from ending dash. The redirections belong to `eval`, because a group with them would trace it.
 
 After SIGINT bash goes on with the mark, but dash has discarded it. So another one is sent after
@@ -283,7 +284,7 @@ class _MarkedOutput:
         """The text that lets the shell print a new mark, which is the last one from now on."""
         first, second = uuid.uuid4().hex.encode(), uuid.uuid4().hex.encode()
         self._marks.append(first + b"-" + second)
-        self._pattern = re.compile(rb"\n(%b):(\d+):\n" % b"|".join(self._marks))
+        self._pattern = re.compile(rb"\n(%b):(\d{1,3}):\n" % b"|".join(self._marks))
         self._marked.clear()
         text = b"command printf '\\n%%s-%%s:%%d:\\n' %b %b" % (first, second)
         mark = b'%b "$?" >&7' % text

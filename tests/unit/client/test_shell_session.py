@@ -137,6 +137,13 @@ def test_a_mark_of_another_command_is_output() -> None:
     assert parts(done) == (b"\nab-cd:0:\n", 1, False)
 
 
+def test_a_mark_with_more_than_an_exit_code_is_output() -> None:
+    digits = b"9" * 5000
+    process = FakeProcess(lambda mark: [mark + digits + b":\n" + mark + b"1:\n"])
+    (done,) = run(process, "command")
+    assert (done.stdout.endswith(digits + b":\n"), done.exit_code) == (True, 1)
+
+
 def test_a_late_command_is_interrupted() -> None:
     marks: list[bytes] = []
 
