@@ -6,13 +6,13 @@ The clock of an event loop stands still meanwhile.
 from __future__ import annotations
 
 import re
+import sys
 import time
 from typing import Final
 
 # A difference between both clocks that a busy machine does not make.
 SLEPT_SECONDS = 1.0
 
-_BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -27,9 +27,21 @@ def duration(text: str) -> float:
 duration.__name__ = "duration (90s, 30m, 8h, 1d)"  # in the errors of argparse
 
 
+def _boot_clock() -> int | None:
+    """The clock that includes suspension; None where `time.monotonic` does, as on Windows."""
+    # `time.monotonic` of macOS is mach_absolute_time, which stands still while it sleeps; its
+    # CLOCK_MONOTONIC goes on (clock_gettime(3) of macOS).
+    name = "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME"
+    clock: int | None = getattr(time, name, None)
+    return clock
+
+
+_BOOT_CLOCK: Final = _boot_clock()
+
+
 def boot_time() -> float:
-    """Seconds since the boot or another fixed time, on Linux including those of suspension."""
-    return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
+    """Seconds since the boot or another fixed time, including those of suspension."""
+    return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
 class SleepDetector:

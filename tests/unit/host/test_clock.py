@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
@@ -13,9 +14,19 @@ from exec_server.host.clock import SleepDetector, boot_time, duration
 def test_the_clock_is_that_of_the_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before <= boot_time() <= before + 60
-    monkeypatch.setattr(clock, "_BOOTTIME", None)
+    monkeypatch.setattr(clock, "_BOOT_CLOCK", None)
     before = time.monotonic()
     assert before <= boot_time() <= before + 60
+
+
+def test_the_clock_of_each_system_includes_suspension(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert clock._boot_clock() == time.CLOCK_BOOTTIME
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert clock._boot_clock() == time.CLOCK_MONOTONIC  # time.monotonic is another one there
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.delattr(time, "CLOCK_MONOTONIC")
+    assert clock._boot_clock() is None
 
 
 def test_a_sleep_is_noticed_once() -> None:
