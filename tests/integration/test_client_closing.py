@@ -246,6 +246,33 @@ def pids_of(folder: Path) -> list[str]:
         return []
 
 
+def test_a_timeout_of_a_shell_session_with_a_server_that_is_away() -> None:
+    """The command is never sent, and the shell keeps its state."""
+
+    async def scene(url: str) -> None:
+        loop = asyncio.get_running_loop()
+        async with (
+            Proxy(url).running() as proxy,
+            connect(proxy.url) as env,
+            env.shell_session() as shell,
+        ):
+            await shell.run("NAME=value")
+            proxy.is_open = False
+            proxy.cut()
+            while env.session.is_connected:
+                await asyncio.sleep(0.01)
+            began = loop.time()
+            with pytest.raises(Timeout, match="was not sent") as unsent:
+                await shell.run("NAME=other; sleep 60", timeout=0.2)
+            assert loop.time() - began < scaled(0.2) + 0.5
+            assert not unsent.value.was_sent
+            proxy.is_open = True
+            assert (await shell.run("echo $NAME")).text == "value\n"
+
+    with start_server("ours") as server:
+        bounded(scene(server.url))
+
+
 def test_a_timeout_with_a_server_that_is_away() -> None:
     """A command that was sent is waited for a second longer than one that was not."""
 

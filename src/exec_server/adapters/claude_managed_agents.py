@@ -272,7 +272,12 @@ class ManagedSession:
             sandbox=tools.sandbox,
             user=tools.user,
         )
-        shell = ShellSession(start, [*_BASH, *shell_words("/bin/bash")], is_merged=True)
+        shell = ShellSession(
+            start,
+            [*_BASH, *shell_words("/bin/bash")],
+            is_merged=True,
+            wait_connected=environment.session.wait_connected,
+        )
         self._shell = await shell
         return shell
 

@@ -661,7 +661,12 @@ class Environment(Handle):
             sandbox=sandbox,
             network_proxy=network_proxy,
         )
-        return ShellSession(start, shell_words(program), is_merged=merge_stderr)
+        return ShellSession(
+            start,
+            shell_words(program),
+            is_merged=merge_stderr,
+            wait_connected=self.session.wait_connected,
+        )
 
     def attach(self, name: str, *, after: int = 0) -> DetachedProcess:
         """A detached process of the server, to which `await` or `async with` attaches.

@@ -395,14 +395,16 @@ class Timeout(ExecServerError, TimeoutError):
         self.was_sent = was_sent
 
     def __str__(self) -> str:
+        name = self.result.argv[0]
+        if isinstance(self.result, ShellResult):
+            name = f"the command of {name}"
         if not self.was_sent:
             return (
-                f"{self.result.argv[0]} was not sent within {self.seconds:g} s, because there is "
-                "no connection to the server; nothing runs"
+                f"{name} was not sent within {self.seconds:g} s, because there is no connection "
+                "to the server; nothing runs"
             )
-        text = f"{self.result.argv[0]} did not end within {self.seconds:g} s"
+        text = f"{name} did not end within {self.seconds:g} s"
         if isinstance(self.result, ShellResult):
-            text = f"the command of {text}"
             if not self.result.shell_ended:
                 return f"{text} and was interrupted"
             if self.is_killed:

@@ -28,7 +28,7 @@ import os
 import re
 import shlex
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from exec_server.client.arguments import AnyPath, check_seconds, encoded, path_text
@@ -99,11 +99,17 @@ class ShellSession(Handle):
     """
 
     def __init__(
-        self, start: Callable[[list[str]], Process], words: list[str], *, is_merged: bool
+        self,
+        start: Callable[[list[str]], Process],
+        words: list[str],
+        *,
+        is_merged: bool,
+        wait_connected: Callable[[], Awaitable[None]],
     ) -> None:
         """`start` makes a process with pipes, `words` are the command; both streams may be one."""
         super().__init__()
         self._start_process = start
+        self._wait_connected = wait_connected
         self._words = words
         self._streams = _STREAMS[:1] if is_merged else _STREAMS
         self._process: Process | None = None
@@ -143,8 +149,7 @@ class ShellSession(Handle):
         async with self._lock:
             if not self.is_open:
                 raise RuntimeError("the shell session is not open: use it with `async with`")
-            process = self._process or await self._start()
-            result = await self._run(process, command, timeout, collected)
+            result = await self._run(command, timeout, collected)
         if check:
             checked_result(result)
         return result
@@ -175,12 +180,27 @@ class ShellSession(Handle):
             raise StartupError(_NO_SHELL.format(program=self._words[0], reason=reason))
         return process
 
+    async def _ready(self) -> Process:
+        """The shell, once there is a connection: without one, nothing of a command is sent."""
+        await self._wait_connected()
+        return self._process or await self._start()
+
     async def _run(
-        self, process: Process, command: str, seconds: float | None, collected: CollectedOutput
+        self, command: str, seconds: float | None, collected: CollectedOutput
     ) -> ShellResult:
-        loop = asyncio.get_running_loop()
-        began, output = loop.time(), _MarkedOutput(self._left, collected)
-        scope = asyncio.timeout(seconds)
+        began = asyncio.get_running_loop().time()
+        end = None if seconds is None else began + seconds
+        try:
+            async with asyncio.timeout_at(end) as scope:
+                process = await self._ready()
+        except TimeoutError:
+            if seconds is None or not scope.expired():
+                raise
+            words = (self._words[0], "-c", command)
+            unsent = ShellResult(words, b"", b"", KILLED, asyncio.get_running_loop().time() - began)
+            raise Timeout(seconds, unsent, was_sent=False) from None
+        output = _MarkedOutput(self._left, collected)
+        scope = asyncio.timeout_at(end)
         is_ended = True
         try:
             async with scope:

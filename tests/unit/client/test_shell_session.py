@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
@@ -92,14 +92,20 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell_session, "INTERRUPT_SECONDS", 0.002)
 
 
-def session_of(*processes: FakeProcess) -> ShellSession:
+async def connected() -> None:
+    """There is a connection."""
+
+
+def session_of(
+    *processes: FakeProcess, wait_connected: Callable[[], Awaitable[None]] = connected
+) -> ShellSession:
     waiting = iter(processes)
 
     def start(words: list[str]) -> Process:
         assert words[-2:] == ["sh", "-i"]
         return cast(Process, next(waiting))
 
-    return ShellSession(start, ["sh", "-i"], is_merged=True)
+    return ShellSession(start, ["sh", "-i"], is_merged=True, wait_connected=wait_connected)
 
 
 def run(process: FakeProcess, *commands: str, **options: Any) -> list[ShellResult]:
@@ -188,6 +194,44 @@ def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
         run(process, "command", timeout=0.001)
     assert not late.value.is_killed
     assert (process.interrupts, process.closed) == (1, 1)
+
+
+def test_a_command_is_not_sent_without_a_connection() -> None:
+    process = FakeProcess(lambda mark: [b"out", mark + b"0:\n"])
+    is_connected = asyncio.Event()
+
+    async def wait_connected() -> None:
+        await is_connected.wait()
+
+    async def scene() -> None:
+        async with session_of(process, wait_connected=wait_connected) as shell:
+            with pytest.raises(Timeout, match=r"^the command of sh was not sent within") as late:
+                await shell.run("command", timeout=0.001)
+            assert not late.value.was_sent
+            assert late.value.is_killed
+            assert isinstance(late.value.result, ShellResult)
+            assert parts(late.value.result) == (b"", 137, False)
+            assert (process.commands, process.interrupts, process.closed) == ([], 0, 0)
+            is_connected.set()
+            assert parts(await shell.run("command", timeout=10)) == (b"out", 0, False)
+
+    asyncio.run(scene())
+
+
+def test_the_start_of_a_new_shell_has_the_time_of_its_command() -> None:
+    ended = FakeProcess(lambda mark: [mark + b"0:\n", ENDS], exit_code=0)
+    silent = FakeProcess(lambda _: [])
+    silent.is_shell = False
+
+    async def scene() -> None:
+        async with session_of(ended, silent) as shell:
+            await shell._kill()
+            with pytest.raises(Timeout, match="was not sent") as late:
+                await shell.run("command", timeout=0.001)
+            assert not late.value.was_sent
+            assert silent.closed == 1
+
+    asyncio.run(scene())
 
 
 def test_a_mark_that_a_shell_has_discarded_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:

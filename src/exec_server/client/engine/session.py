@@ -445,6 +445,11 @@ class ClientSession:
         """Whether there is a connection now; without one, notifications may be missed."""
         return self._connection is not None
 
+    async def wait_connected(self) -> None:
+        """Wait until a lost connection is there again, or is given up."""
+        if self._connection is None and self._recovery is not None:
+            await asyncio.wait([self._recovery])
+
     def check_loop(self) -> None:
         """Raise RuntimeError in another event loop, or process, than that of the session."""
         self._fork.check()
