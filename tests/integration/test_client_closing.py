@@ -187,10 +187,14 @@ def test_a_client_that_is_lost_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ours", "reference"])
-def test_a_server_that_does_not_answer_delays_closing_by_a_second(kind: str) -> None:
+def test_a_server_that_does_not_answer_delays_closing_by_a_second(
+    kind: str, tmp_path: Path
+) -> None:
     async def scene(url: str, pid: int) -> None:
         env = await connect(url)
         process = await env.start(["sleep", "60"])
+        writer = await env.files.open(tmp_path / "f", "wb")  # has a temporary file to remove
+        await writer.write(b"data")
         await env.start(["sleep", "60"])
         loop = asyncio.get_running_loop()
         stop(pid)

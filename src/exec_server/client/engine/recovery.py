@@ -571,7 +571,9 @@ class RemoteProcesses:
             process.sink.on_failed(SessionLost(_CLOSED))
             self.forget(process)
         if self._ends and not ends_with_session:
-            _, unanswered = await asyncio.wait(self._ends, timeout=CLOSE_SECONDS)
+            # One that has not answered the clean-up would not answer this either.
+            seconds = 0 if self._session.is_silent else CLOSE_SECONDS
+            _, unanswered = await asyncio.wait(self._ends, timeout=seconds)
             self._session.is_silent = bool(unanswered)
         self._unsubscribe()
 
