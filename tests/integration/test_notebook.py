@@ -100,6 +100,13 @@ def test_a_process_in_the_background(notebook: Notebook) -> None:
     notebook.run(gone("[s]leep 61340"), "--timeout 20")
 
 
+def test_closing_ends_what_cells_have_left(notebook: Notebook) -> None:
+    notebook.run("(setsid sleep 61342 > /dev/null 2>&1 &)")
+    notebook.run("pgrep -f '[s]leep 61342'")
+    assert notebook.connections.close([]) == [notebook.url]
+    notebook.run("! pgrep -f '[s]leep 61342'")  # at once
+
+
 def test_an_interrupt_kills_the_command(notebook: Notebook) -> None:
     class Interrupter:
         """The screen of a user who presses Ctrl-C as soon as there is output."""
