@@ -160,6 +160,25 @@ def test_a_command_that_takes_too_long_is_ended(there: ClientTarget) -> None:
     wait_gone(int(ended.stdout))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_late_command_of_a_server_that_does_not_answer(kind: str) -> None:
+    with start_server(kind) as server:
+        words = ("exec", "--timeout", "1", server.url, "--", "sh", "-c", "echo begun; sleep 1000")
+        with start_client(*words) as client:
+            assert client.stdout is not None
+            assert client.stdout.readline() == b"begun\n"
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                stderr = client.communicate(timeout=scaled(20))[1]
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+        assert client.returncode == 124
+        assert stderr == (
+            b"exec-server: the command did not end within 1 s; it may still run, because the "
+            b"server did not report its end\n"
+        )
+
+
 def test_a_command_that_has_exited_is_not_late(there: ClientTarget) -> None:
     """Its child keeps the output open beyond the time limit."""
     words = ("exec", "--timeout", "0.3", there.url, "--", "sh", "-c")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.support.client import Server
 
-from exec_server import sync
+from exec_server import Timeout, sync
 from exec_server.client.results import Chunk, Result
 from exec_server.notebook import remote_cell
 from exec_server.notebook.magic_line import parse_cell_line
@@ -89,6 +89,18 @@ def test_failures_are_brief(notebook: Notebook, tmp_path: Path) -> None:
         Notebook("no-such-name").run("true")
     with pytest.raises(RemoteCommandFailed, match="denied by its sandbox"):
         notebook.run("touch x", f"--sandbox read-only --cwd {tmp_path}")
+
+
+def test_a_late_cell_that_was_not_sent_says_so(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_late(*_: Any, **options: Any) -> Result:
+        result = Result(("sh",), b"", b"", 137, options["timeout"])
+        raise Timeout(options["timeout"], result, was_sent=False)
+
+    monkeypatch.setattr(remote_cell, "run_streamed", run_late)
+    with pytest.raises(RemoteTimeout, match=r"^sh was not sent within 0\.2 s, .*; nothing runs$"):
+        notebook.run("true", "--timeout 0.2")
 
 
 def test_a_process_in_the_background(notebook: Notebook) -> None:

@@ -182,6 +182,8 @@ class ManagedSession:
             try:
                 return _bash_text(await self._run(shell, command, seconds))
             except Timeout as late:
+                if not late.was_sent:
+                    raise ToolError(f"bash: {late}") from None
                 return _bash_text(late.result, seconds)
             except BaseException as error:
                 if not isinstance(error, ToolError):

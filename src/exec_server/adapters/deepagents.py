@@ -144,7 +144,9 @@ def _response(done: Result) -> ExecuteResponse:
 
 
 def _timed_out(late: Timeout) -> ExecuteResponse:
-    text = f"{_text(late.result)}\nthe command was killed after {late.seconds:g} s"
+    is_over = late.was_sent and late.is_killed
+    reason = f"the command was killed after {late.seconds:g} s" if is_over else str(late)
+    text = f"{_text(late.result)}\n{reason}"
     is_cut = late.result.lost_bytes > 0
     return ExecuteResponse(output=text, exit_code=_TIMED_OUT, truncated=is_cut)
 

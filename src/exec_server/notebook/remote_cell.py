@@ -66,7 +66,9 @@ class RemoteTimeout(_Brief, Timeout):
     """The command was killed after its timeout."""
 
     def __str__(self) -> str:
-        return f"killed after {self.seconds:g} s"
+        if self.was_sent and self.is_killed:
+            return f"killed after {self.seconds:g} s"
+        return super().__str__()
 
 
 class RemoteInterrupt(_Brief, KeyboardInterrupt):
@@ -255,7 +257,9 @@ def _run(
         )
     except Timeout as late:
         _store(arguments, late.result, names)
-        raise RemoteTimeout(late.seconds, late.result) from None
+        raise RemoteTimeout(
+            late.seconds, late.result, is_killed=late.is_killed, was_sent=late.was_sent
+        ) from None
     finally:
         output.finish()
     _store(arguments, result, names)

@@ -269,6 +269,7 @@ class _Execution(_StreamCopy):
         super().__init__(arguments, target, terminal)
         self._variables = command_variables(arguments.env, tty=arguments.tty)
         self._policy = load_policy("--sandbox", arguments.sandbox)
+        self._is_late = False
 
     async def _use(self, environment: Environment) -> int:
         arguments = self._arguments
@@ -291,10 +292,25 @@ class _Execution(_StreamCopy):
                 # Background children end with the session, or on request, which is not answered.
                 if not environment.capabilities.session_close:
                     environment.session.post(TERMINATE, TerminateParams(process.id))
-            elif not await self._kill(process):
-                # The server is unreachable: do not wait for the session to be resumed.
+                return outcome.code
+            is_killed = await self._kill(process)
+            if self._is_late:
+                self._print_late(is_killed=is_killed)
+            if not is_killed:
+                # The server is unreachable: do not wait for it once more.
+                environment.session.is_silent = True
                 await environment.session.close()
             return outcome.code
+
+    def _print_late(self, *, is_killed: bool) -> None:
+        limit = f"{self._arguments.timeout:g} s"
+        if is_killed:
+            print_status(f"the command was killed after {limit}")
+        else:
+            print_status(
+                f"the command did not end within {limit}; it may still run, because the server "
+                "did not report its end"
+            )
 
     def _install(self, signals: SignalForwarder) -> None:
         signals.install()
@@ -304,8 +320,8 @@ class _Execution(_StreamCopy):
         await asyncio.wait([self._outcome], timeout=limit)
         if not self._outcome.done():
             if process.exit_code is None:
-                text = f"the command was killed after {limit:g} s"
-                self._finish(_Outcome(EXIT_TIMEOUT, text=text))
+                self._is_late = True
+                self._finish(_Outcome(EXIT_TIMEOUT))
             else:
                 await self._end_output(process, command_code(process.exit_code))
         return self._outcome.result()
