@@ -18,7 +18,6 @@ from exec_server.client.arguments import (
     AnySandbox,
     PathResolver,
     argv_list,
-    check_number,
     check_seconds,
     input_bytes,
     path_text,
@@ -164,7 +163,7 @@ async def wait_for_port(
     """Return when a program listens; `read` reads a file. See Environment.wait_for_port."""
     if not isinstance(port, int):
         raise TypeError(f"port must be an int, not {type(port).__name__}")
-    check_number(seconds)
+    check_seconds(seconds)
     if not 0 < port <= _HIGHEST_PORT:
         raise ValueError(f"port must be from 1 to {_HIGHEST_PORT}, not {port}")
     scope = asyncio.timeout(seconds)

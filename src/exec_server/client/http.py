@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Self
 
-from exec_server.client.arguments import check_number
+from exec_server.client.arguments import check_seconds
 from exec_server.client.engine.flow_control import Consumer, current_consumer
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.handle import Handle
@@ -62,7 +62,7 @@ class HttpStream(Handle):
         super().__init__()
         if body is not None and not isinstance(body, bytes | bytearray | memoryview):
             raise TypeError(f"body must be bytes, not {type(body).__name__}: encode a text")
-        check_number(timeout)
+        check_seconds(timeout)
         pairs = headers.items() if isinstance(headers, Mapping) else headers
         self._session = session
         self._params = RequestParams(

@@ -12,7 +12,7 @@ from typing import Final, Protocol, Self
 
 import msgspec
 
-from exec_server.client.arguments import check_number
+from exec_server.client.arguments import check_seconds
 from exec_server.client.results import Chunk, Line
 from exec_server.protocol.process import Stream
 
@@ -206,7 +206,7 @@ async def _search(
     from exec_server.client.exceptions import PatternNotFound  # most programs do not search
 
     pieces = Pieces()
-    check_number(seconds)
+    check_seconds(seconds)
     scope = asyncio.timeout(seconds)
     try:
         async with scope:

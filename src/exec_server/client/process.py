@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, get_args
 import msgspec
 
 from exec_server.client import exceptions
-from exec_server.client.arguments import check_number, check_seconds
+from exec_server.client.arguments import check_seconds
 from exec_server.client.engine.flow_control import FlowRequests, OutputQueue, Reader
 from exec_server.client.engine.recovery import (
     KILL_SECONDS,
@@ -431,7 +431,7 @@ class Process(Handle):
         on after the exit are not waited for.
         """
         self._started()
-        check_number(seconds, "seconds")
+        check_seconds(seconds, "seconds")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         output, pieces, size = self._output, list[bytes](), 0

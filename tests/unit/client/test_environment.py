@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 from typing import Any
 
 import pytest
@@ -89,6 +90,11 @@ async def test_arguments_of_another_type_are_refused_before_anything_is_done(sce
         (env.run(["a"], env={"A\0": ""}), "in env cannot contain a null character"),
         (process.wait(-1), "timeout must be at least 0 seconds, not -1"),
         (process.terminate(-1), "grace must be at least 0 seconds, not -1"),
+        (process.read_until(b"x", -1), "timeout must be at least 0 seconds, not -1"),
+        (process.wait_for_output(b"x", math.nan), "timeout must be at least 0 seconds, not nan"),
+        (process.collect(math.nan), "seconds must be at least 0 seconds, not nan"),
+        (env.wait_for_port(80, -1), "timeout must be at least 0 seconds, not -1"),
+        (env.http("GET", "http://a/", timeout=-1), "timeout must be at least 0 seconds, not -1"),
     ):
         with pytest.raises(ValueError, match=text):
             await work
