@@ -249,13 +249,11 @@ class CollectedOutput:
         self._streams: dict[bool, _SharedLimit | _HeadAndTail]
         self.received = 0
         if isinstance(limit, OutputLimit):
-            for name, size in (("head", limit.head), ("tail", limit.tail)):
-                if size < 0:
-                    raise InvalidParams(f"{name} of output_limit must not be negative: {size}")
+            _check_size(limit.head, "head of output_limit")
+            _check_size(limit.tail, "tail of output_limit")
             self._streams = {is_error: _HeadAndTail(limit) for is_error in (False, True)}
             return
-        if limit < 0:
-            raise InvalidParams(f"output_limit must not be negative: {limit}")
+        _check_size(limit, "output_limit")
         remaining = _Remaining(limit)
         self._streams = {is_error: _SharedLimit(remaining) for is_error in (False, True)}
 
@@ -277,6 +275,14 @@ class CollectedOutput:
     @property
     def lost_stderr(self) -> int:
         return self._streams[True].lost_bytes
+
+
+def _check_size(size: int, name: str) -> None:
+    """Raise TypeError for a size that cannot cut bytes, InvalidParams for a negative one."""
+    if not isinstance(size, int):
+        raise TypeError(f"{name} must be an int, not {type(size).__name__}")
+    if size < 0:
+        raise InvalidParams(f"{name} must not be negative: {size}")
 
 
 class _Remaining:

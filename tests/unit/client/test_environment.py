@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.support.memory_session import (
@@ -20,7 +20,7 @@ from tests.support.memory_session import (
 )
 
 from exec_server.client import commands as run_module
-from exec_server.client.commands import Command
+from exec_server.client.commands import Command, OutputLimit
 from exec_server.client.engine import flow_control as queue_module
 from exec_server.client.environment import Environment
 from exec_server.client.exceptions import CommandDenied, CommandFailed, Timeout
@@ -135,6 +135,15 @@ async def test_output_beyond_the_limit_is_counted(scene: Scene) -> None:
     assert (run.result().stdout, run.result().lost_bytes) == (b"xyzxy", 4)
     with pytest.raises(InvalidParams, match="output_limit must not be negative"):
         await scene.env.run(["a"], output_limit=-1)
+    wrong: list[tuple[Any, str]] = [
+        (1e6, "^output_limit must be an int, not float$"),
+        ("5", "^output_limit must be an int, not str$"),
+        (OutputLimit(tail=cast(Any, 1e3)), "^tail of output_limit must be an int, not float$"),
+    ]
+    for limit, text in wrong:
+        with pytest.raises(TypeError, match=text):
+            await scene.env.run(["a"], output_limit=limit)
+    assert scene.stream.is_quiet
 
 
 @in_environment
