@@ -151,6 +151,8 @@ def test_errors_name_the_side_and_no_file_of_ours(
             f"{place}/no/sub is not a directory; "
             f"create it with exec-server mkdir -p {place}/no/sub",
         ),
+        ([f"{place}/f", "f/"], "f/ is not a directory"),
+        (["f", f"{place}/f/"], f"{place}/f/ is not a directory"),
     ):
         ended = run_client("cp", *words, cwd=tmp_path)
         assert (ended.returncode, stderr_text(ended)) == (1, f"Error: {text}\n")

@@ -80,7 +80,7 @@ class _Copier:
         """Copy every source, also after another one failed; returns the exit code."""
         is_directory = await self._is_directory(destination)
         if not is_directory and (len(sources) > 1 or destination.path.endswith("/")):
-            raise _missing_directory(destination)
+            raise await self._no_directory(destination)
         if not is_directory:
             await self._check_parent(destination)
         # The dot is for a destination that is a symlink: the user wants it to be followed.
@@ -108,11 +108,23 @@ class _Copier:
         except RpcError as error:
             raise CommandError(f"{endpoint}: {error_text(error, endpoint.path)}") from None
 
+    async def _no_directory(self, endpoint: Endpoint) -> CommandError:
+        """The error for a place that is missing, or is something else than a directory."""
+        path = endpoint.path.rstrip("/")
+        if endpoint.target is None:
+            exists = await asyncio.to_thread(os.path.lexists, path)
+            command = "mkdir -p"
+        else:
+            exists = await (await self._environment(endpoint)).files.exists(path)
+            command = f"exec-server mkdir -p {endpoint}"
+        proposal = "" if exists else f"; create it with {command}"
+        return CommandError(f"{endpoint} is not a directory{proposal}")
+
     async def _check_parent(self, destination: Endpoint) -> None:
         above = posixpath.dirname(destination.path.rstrip("/"))
         parent = Endpoint(destination.target, above)
         if above and not await self._is_directory(parent):
-            raise _missing_directory(parent)
+            raise await self._no_directory(parent)
 
     async def _copy_one(self, source: Endpoint, destination: Endpoint) -> bool:
         if source.target is None and destination.target is None:
@@ -245,11 +257,6 @@ class _Copier:
     async def _environment(self, endpoint: Endpoint) -> Environment:
         assert endpoint.target is not None
         return await self._connections.get(endpoint.target)
-
-
-def _missing_directory(endpoint: Endpoint) -> CommandError:
-    command = "mkdir -p" if endpoint.target is None else f"exec-server mkdir -p {endpoint}"
-    return CommandError(f"{endpoint} is not a directory; create it with {command}")
 
 
 class NamePrinter:
