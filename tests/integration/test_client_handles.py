@@ -252,8 +252,18 @@ def test_files_without_blocks_and_async(there: ClientTarget, tmp_path: Path) -> 
         reader = env.files.open(path)
         assert reader.read() == b"data"
         reader.close()
-        with pytest.raises(RuntimeError, match="is not open: it was closed"):
-            reader.read()
+        lines, appender = env.files.open(path, "r"), env.files.open(path, "ab")
+        shell = env.shell_session()
+        for handle in (lines, appender, shell):
+            handle.close()
+        for use in (
+            reader.read,
+            lines.readline,
+            lambda: appender.write(b"x"),
+            lambda: shell.run("true"),
+        ):
+            with pytest.raises(RuntimeError, match="is not open: it was closed"):
+                use()
 
 
 def test_wrong_arguments_are_named(there: ClientTarget, tmp_path: Path) -> None:

@@ -114,6 +114,12 @@ class Handle(ABC):
         """Whether the end of its event loop closed it, before its user did."""
         return self.__state in _USABLE and self.__loop is not None and self.__loop.is_closed()
 
+    def _not_open(self, noun: str) -> RuntimeError:
+        """The error for a use before the opening or after the close."""
+        is_new = self.__state in (_State.NEW, _State.OPENING)
+        how = "await it, or use it with `async with`" if is_new else "it was closed"
+        return RuntimeError(f"{noun} is not open: {how}")
+
     async def __open(self, state: _State) -> Self:
         if self.__state is not _State.NEW:
             noun = type(self).__name__

@@ -122,7 +122,7 @@ class HttpStream(Handle):
 
     async def __anext__(self) -> bytes:
         if not self.is_open:
-            raise RuntimeError("the request is not open: await it, or use it with `async with`")
+            raise self._not_open("the request")
         self._consumer = current_consumer()
         while not self._pieces:
             if self._failure is not None:

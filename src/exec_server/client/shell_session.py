@@ -148,7 +148,7 @@ class ShellSession(Handle):
         collected = CollectedOutput(output_limit)
         async with self._lock:
             if not self.is_open:
-                raise RuntimeError("the shell session is not open: use it with `async with`")
+                raise self._not_open("the shell session")
             result = await self._run(command, timeout, collected)
         if check:
             checked_result(result)

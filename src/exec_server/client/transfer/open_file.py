@@ -111,8 +111,7 @@ class _OpenFile(Handle):
 
     def _check_open(self) -> None:
         if not self.is_open:
-            how = "it was closed" if self._handle else "await the file, or use it with `async with`"
-            raise RuntimeError(f"{self._path} is not open: {how}")
+            raise self._not_open(self._path)
 
     def _path_error(self, error: RpcError) -> ExecServerError:
         return path_error(error, self._path, is_confined=self._params.sandbox is not None)
@@ -511,7 +510,7 @@ class FileAppender(Handle):
         """Write at the end of the file, at the latest when it is flushed or closed."""
         check_bytes(data, "encode a text")
         if not self.is_open:
-            raise RuntimeError(f"{self.path} is not open: use it with `async with`")
+            raise self._not_open(self.path)
         self._buffer += data
         if len(self._buffer) >= WRITE_BYTES:
             await self._flush()

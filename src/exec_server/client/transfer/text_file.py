@@ -156,7 +156,7 @@ class TextReader(Handle):
 
     def _check_open(self) -> None:
         if not self.is_open:
-            raise RuntimeError(f"{self._file.path} is not open: use it with `async with`")
+            raise self._not_open(self._file.path)
 
 
 class TextWriter(Handle):
