@@ -81,7 +81,10 @@ def test_a_mirror_is_equal_but_for_excluded_entries(
         assert {each.path for each in plan.planned if each.action == "copy"} == {
             *("x", "d/y", "was_file/z", "was_dir", "link")
         }
+        for top in (source, target):
+            (top / "empty").mkdir()
         again = await copy(source, target, **options, dry_run=True)
+        assert Planned("skip", "empty") in again.planned
         assert {each.action for each in again.planned if each.path != "link"} == {"skip"}
         assert not (await copy(source, target, **MIRROR | {"exclude": ["x"]})).failed
 

@@ -63,6 +63,11 @@ def test_a_mirror(there: ClientTarget, project: Path, tmp_path: Path, way: str) 
     }
     again = run_client("cp", "-v", "--checksum", *words[1:], f"{source}/a/.", f"{target}/b")
     assert (again.returncode, again.stdout, stderr_text(again)) == (0, b"", "")
+    for name in ("a", "b"):
+        (tmp_path / name / "empty").mkdir()
+    dry = run_client("cp", "-n", *words, f"{source}/a/.", f"{target}/b")
+    assert f"skip    {target}/b/{prefix}empty\n" in dry.stdout.decode()
+    assert "copy " not in dry.stdout.decode().replace(f"copy    {target}/b/{prefix}link\n", "")
 
 
 def test_between_targets(ours: ClientTarget, project: Path, tmp_path: Path) -> None:

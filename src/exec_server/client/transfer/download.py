@@ -477,6 +477,8 @@ class Download(TreeCopy):
     async def _is_unchanged(self, item: Item, target: str, source: str) -> bool:
         if self._options.sync is None:
             return False
+        if item.kind == "d":
+            return await asyncio.to_thread(_is_own_directory, target)
         existing = await asyncio.to_thread(_size_and_time, target)
         return await self._is_equal(item, existing, target, source)
 
@@ -536,6 +538,14 @@ def _size_and_time(path: str) -> tuple[int, float] | None:
     except OSError:
         return None
     return (info.st_size, info.st_mtime) if stat.S_ISREG(info.st_mode) else None
+
+
+def _is_own_directory(path: str) -> bool:
+    """Whether it is a directory of this machine, and no link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _set_time(path: str, modified_ns: int) -> None:

@@ -83,16 +83,18 @@ def check_not_root(directory: str, name: str) -> None:
         raise InvalidRequest(f"{name}: nothing is deleted in the root directory of a machine")
 
 
-def plan_of(items: Iterable[Item], skipped: Collection[str], extra: Extra) -> tuple[Planned, ...]:
-    """What a copy of these items would do, by path."""
+def without_filled(items: Iterable[Item]) -> list[Item]:
+    """The items without the directories that have entries: these come with their entries."""
     items = list(items)
     filled = {posixpath.dirname(item.path) for item in items if item.path}
+    return [item for item in items if item.kind != "d" or item.path not in filled]
+
+
+def plan_of(items: Iterable[Item], skipped: Collection[str], extra: Extra) -> tuple[Planned, ...]:
+    """What a copy of these items would do, by path."""
     plan = [Planned("exclude", path) for path in extra.excluded]
     for item in items:
-        if item.kind != "d":
-            size = item.size if item.kind == "f" else 0
-            plan.append(Planned("skip" if item.path in skipped else "copy", item.path, size))
-        elif item.path not in filled:
-            plan.append(Planned("copy", item.path))
+        size = item.size if item.kind == "f" else 0
+        plan.append(Planned("skip" if item.path in skipped else "copy", item.path, size))
     plan += (Planned("delete", item.path) for item in (*extra.in_the_way, *extra.others))
     return tuple(sorted(plan, key=lambda each: each.path.split("/")))

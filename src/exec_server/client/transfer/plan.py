@@ -44,7 +44,7 @@ from exec_server.client.exceptions import (
 from exec_server.client.results import Entry, NotCopied, Progress, Result, Stat, Transfer
 from exec_server.client.transfer.exclusion import VCS_PATTERNS, TreeFilter, ancestors
 from exec_server.client.transfer.local_directory import pread
-from exec_server.client.transfer.mirror import Extra, Item, depth, plan_of
+from exec_server.client.transfer.mirror import Extra, Item, depth, plan_of, without_filled
 from exec_server.client.transfer.open_file import BLOCK_BYTES, FileReader, FileWriter
 from exec_server.errors import ConnectionLost, ExecServerError, RpcError, Unsupported
 from exec_server.protocol.sandbox import Sandbox
@@ -358,7 +358,8 @@ class TreeCopy:
             except (RpcError, SandboxDenied, OSError) as error:
                 self._fail(item.path, error)
 
-        await for_each((item for item in items if item.kind == "f"), compare)
+        planned = without_filled(items)
+        await for_each((item for item in planned if item.kind in "fd"), compare)
         kinds = Counter(item.kind for item in items)
         files = [item for item in items if item.kind == "f"]
         return Transfer(
@@ -369,7 +370,7 @@ class TreeCopy:
             resumed_bytes=sum(item.size for item in files if item.path in skipped),
             left_out=tuple(self._tally.left_out),
             failed=tuple(self._tally.failed),
-            planned=plan_of(items, skipped, extra),
+            planned=plan_of(planned, skipped, extra),
         )
 
     def _copied(self, item: Item, size: int) -> None:

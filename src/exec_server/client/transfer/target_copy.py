@@ -100,7 +100,11 @@ class TargetCopy(TreeUpload):
 
     async def _is_unchanged(self, item: Item, source: str, target: str) -> bool:
         existing = self._existing.get(item.path)
-        if existing is None or existing.kind != "f" or existing.size != item.size:
+        if existing is None or existing.kind != item.kind:
+            return False
+        if item.kind == "d":
+            return True
+        if existing.size != item.size:
             return False
         if self._options.sync == "time":
             return abs(existing.time - item.time) < TIME_TOLERANCE

@@ -215,6 +215,8 @@ class Upload(TreeUpload):
         if self._options.sync is None:
             return False
         existing = await self._stat_or_none(target)
+        if item.kind == "d":
+            return existing is not None and existing.is_directory and not existing.is_symlink
         is_file = existing is not None and existing.is_file
         known = (existing.size, existing.modified) if existing is not None and is_file else None
         return await self._is_equal(item, known, source, target)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from exec_server.client.results import Planned
-from exec_server.client.transfer.mirror import Extra, Item, check_not_root, extra_entries, plan_of
+from exec_server.client.transfer.mirror import (
+    Extra,
+    Item,
+    check_not_root,
+    extra_entries,
+    plan_of,
+    without_filled,
+)
 from exec_server.errors import InvalidRequest
 
 
@@ -45,7 +52,8 @@ def test_the_root_directory_is_refused() -> None:
 
 def test_a_plan_is_in_the_order_of_paths() -> None:
     extra = Extra(items("b")[1:], items("old/")[1:], ["node_modules"])
-    plan = plan_of([*items("a", "d/", "d/x", "empty/"), Item("l", "l", None, 3, "1")], {"a"}, extra)
+    tree = [*items("a", "d/", "d/x", "empty/", "there/"), Item("l", "l", None, 3, "1")]
+    plan = plan_of(without_filled(tree), {"a", "there"}, extra)
     assert plan == (
         Planned("skip", "a", 5),
         Planned("delete", "b"),
@@ -54,4 +62,5 @@ def test_a_plan_is_in_the_order_of_paths() -> None:
         Planned("copy", "l"),
         Planned("exclude", "node_modules"),
         Planned("delete", "old"),
+        Planned("skip", "there"),
     )
