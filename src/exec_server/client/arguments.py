@@ -354,6 +354,12 @@ def _check_members(members: Mapping[str, Any], kind: type[Params], name: str) ->
             raise InvalidParams(f"{name} has no {member!r}, only {', '.join(known)}")
 
 
+def check_callable(function: object, name: str) -> None:
+    """Raise TypeError for what cannot be called back; None is no function."""
+    if function is not None and not callable(function):
+        raise TypeError(f"{name} must be callable, not {type(function).__name__}")
+
+
 def check_bytes(data: object, advice: str) -> None:
     """Raise TypeError for data that cannot be the content of a file."""
     if not isinstance(data, bytes | bytearray | memoryview):

@@ -20,7 +20,13 @@ from typing import Any, Final, Protocol, Self, TypedDict, Unpack
 
 import msgspec
 
-from exec_server.client.arguments import AnyNetworkProxy, AnyPath, AnySandbox, argv_list
+from exec_server.client.arguments import (
+    AnyNetworkProxy,
+    AnyPath,
+    AnySandbox,
+    argv_list,
+    check_callable,
+)
 from exec_server.client.engine.flow_control import separate_consumer
 from exec_server.client.engine.recovery import KILL_SECONDS, UNANSWERED_KILL_SECONDS, RemoteProcess
 from exec_server.client.engine.server_features import SYSTEM_FIRST
@@ -70,8 +76,7 @@ class Delivery:
                 'stderr="stdout" would write a file of that name: use merge_stderr=True, or '
                 '"./stdout" for the file'
             )
-        if on_output is not None and not callable(on_output):
-            raise TypeError(f"on_output must be callable, not {type(on_output).__name__}")
+        check_callable(on_output, "on_output")
         self._on_output = on_output
         self._writers = {
             stream: _writer(target, stream)
@@ -582,6 +587,8 @@ class ResultStream(Handle):
         With `stops`, no further command is started after one that raises an exception.
         """
         super().__init__()
+        if not isinstance(concurrency, int):
+            raise TypeError(f"concurrency must be an int, not {type(concurrency).__name__}")
         if concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {concurrency}")
         self._run = run

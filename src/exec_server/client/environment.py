@@ -18,6 +18,7 @@ from exec_server.client.arguments import (
     AnySandbox,
     PathResolver,
     argv_list,
+    check_callable,
     check_seconds,
     input_bytes,
     path_text,
@@ -526,6 +527,7 @@ class Environment(Handle):
         `progress` is called after each command. If a command raises an exception, or the call is
         cancelled, the running ones are killed and no further one is started.
         """
+        check_callable(progress, "progress")
         results: dict[int, Result] = {}
         async with self._results(list(commands), concurrency, options, stops=True) as ended:
             async for each in ended:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, Literal, Protocol, TypeVar, overload
 
-from exec_server.client.arguments import decoded, encoded
+from exec_server.client.arguments import check_callable, decoded, encoded
 from exec_server.client.commands import HELPER_OUTPUT_BYTES, SystemCommands
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.exceptions import (
@@ -190,6 +190,7 @@ class Tally:
         progress: Callable[[Progress], None] | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        check_callable(progress, "progress")
         self._progress = progress
         self._clock = clock
         self._rate = Rate(clock())
