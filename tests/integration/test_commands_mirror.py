@@ -128,6 +128,25 @@ def test_what_is_refused(ours: ClientTarget, project: Path, tmp_path: Path) -> N
     assert (project / "d/y").exists()
 
 
+def test_a_copy_that_a_restart_has_ended_can_be_resumed(tmp_path: Path) -> None:
+    source, there = tmp_path / "source", tmp_path / "there"
+    there.mkdir()
+    with source.open("wb") as file:
+        file.truncate(2 << 30)  # sparse: what is copied takes seconds, and space as it is written
+    with (
+        start_server("ours") as server,
+        start_client("cp", str(source), f"{server.url}:{there}/copy") as client,
+    ):
+        eventually("a partial file", lambda: os.listdir(there))
+        server.kill()
+        with start_server("ours", "--listen", server.url):
+            assert client.wait(scaled(20)) == 1
+        assert client.stderr is not None
+        text = client.stderr.read().decode()
+    assert "the server was probably restarted\nRun it again to resume.\n" in text
+    assert [name.endswith(".part") for name in os.listdir(there)] == [True]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_an_interrupted_deletion_leaves_nothing_behind(
     ours: ClientTarget, project: Path, tmp_path: Path, way: str

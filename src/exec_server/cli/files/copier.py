@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from exec_server.cli.connection import Connections, error_text, run_until_signal
-from exec_server.cli.errors import EXIT_FAILURE, CommandError, UsageError
+from exec_server.cli.errors import EXIT_FAILURE, CommandError, LostConnection, UsageError
 from exec_server.cli.files.operands import find_matches, is_pattern
 from exec_server.cli.files.progress import ProgressBar
 from exec_server.cli.streams import OutputWriter, StdinReader, print_status, print_text
@@ -26,7 +26,15 @@ from exec_server.client.results import Progress, Transfer
 from exec_server.client.targets import AccessOptions
 from exec_server.client.transfer.plan import CopyOptions, is_final
 from exec_server.client.transfer.target_copy import TargetCopy
-from exec_server.errors import ExecServerError, NotFound, RpcError, Unsupported, printable
+from exec_server.errors import (
+    ConnectionLost,
+    ExecServerError,
+    NotFound,
+    RpcError,
+    SessionLost,
+    Unsupported,
+    printable,
+)
 
 
 @dataclass(frozen=True)
@@ -56,15 +64,28 @@ def copy(paths: list[str], access: AccessOptions, flags: CopyFlags) -> int:
     if all(endpoint.target is None for endpoint in (*sources, destination)):
         raise UsageError("both sides are local; write a path on a target as TARGET:PATH")
 
+    is_resumable = not streams and not flags.options["dry_run"]
+    was_lost = False
+
     async def work() -> int:
+        nonlocal was_lost
         async with Connections(access) as connections:
             if streams:
                 return await copy_stream(connections, sources[0], destination)
             expanded = await expand_patterns(connections, sources)
-            return await _Copier(connections, flags).copy_all(expanded, destination)
+            try:
+                return await _Copier(connections, flags).copy_all(expanded, destination)
+            except (ConnectionLost, SessionLost):
+                was_lost = True
+                raise
 
-    code = run_until_signal(work)
-    if code > 128 and not streams and not flags.options["dry_run"]:
+    try:
+        code = run_until_signal(work)
+    except LostConnection as error:
+        if was_lost and is_resumable:
+            raise LostConnection(f"{error}\nRun it again to resume.") from None
+        raise
+    if code > 128 and is_resumable:
         print_status("interrupted; run it again to resume")
     return code
 
