@@ -48,6 +48,9 @@ PROXY_DEFAULTS: Final[Mapping[str, Any]] = {
 MAX_TTY_SIZE: Final = 65_535
 # Seconds of a retention: it travels as 32 bits, and no server grants a century.
 MAX_RETENTION: Final = 2**32 - 1
+# Words of a command: a server reads messages of at most 262,144 values, and its answer to a larger
+# one does not tell which request it is for, so that the client would wait for another one forever.
+MAX_WORDS: Final = 250_000
 
 
 class PathResolver:
@@ -155,9 +158,10 @@ def native(uri: str) -> str:
 
 
 def argv_list(argv: Iterable[AnyPath]) -> list[str]:
-    """The words of a command as texts; raises TypeError, and InvalidParams if there are none.
+    """The words of a command as texts; raises InvalidParams for none, or for too many.
 
-    Raises ValueError for a null character, which no word can have.
+    Raises TypeError for what is no list of words, and ValueError for a null character, which no
+    word can have.
     """
     if isinstance(argv, str | bytes | os.PathLike):
         raise TypeError("argv is a list of words; for a text of a shell use env.shell(text)")
@@ -169,6 +173,10 @@ def argv_list(argv: Iterable[AnyPath]) -> list[str]:
     words = [path_text(word, f"argv[{number}]") for number, word in enumerate(argv)]
     if not words:
         raise InvalidParams("argv must not be empty")
+    if len(words) > MAX_WORDS:
+        raise InvalidParams(
+            f"argv has {len(words)} words, more than {MAX_WORDS}: send them by input= or in a file"
+        )
     for number, word in enumerate(words):
         _check_null(word, f"argv[{number}]")
     return words

@@ -103,6 +103,8 @@ async def test_arguments_of_another_type_are_refused_before_anything_is_done(sce
     ):
         with pytest.raises(ValueError, match=text):
             await work
+    with pytest.raises(InvalidParams, match=r"^argv has 250001 words, more than 250000:"):
+        await env.run(["a"] * 250_001)
     with pytest.raises(ValueError, match="offset must not be negative: -1"):
         env.files.open("f", offset=-1)
     text = "^unknown signal 'NOPE': use a name such as TERM, INT or USR1$"
