@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -70,7 +71,7 @@ class HttpStream(Handle):
             url=url,
             headers=[Header(name, value) for name, value in pairs],
             body_base64=None if body is None else Base64(body),
-            timeout_ms=None if timeout is None else max(1, round(timeout * 1000)),
+            timeout_ms=None if timeout in (None, math.inf) else max(1, round(timeout * 1000)),
             redirect_policy="follow" if follow_redirects else "stop",
             request_id=uuid.uuid4().hex,
             stream_response=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import reprlib
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, get_args
 import msgspec
 
 from exec_server.client import exceptions
-from exec_server.client.arguments import check_seconds
+from exec_server.client.arguments import check_number, check_seconds
 from exec_server.client.engine.flow_control import FlowRequests, OutputQueue, Reader
 from exec_server.client.engine.recovery import (
     KILL_SECONDS,
@@ -858,7 +859,8 @@ def _unused_name(program: str) -> str:
 
 
 def _milliseconds(name: str, seconds: float | None) -> int | None:
-    if seconds is None:
+    check_number(seconds, name)
+    if seconds is None or seconds == math.inf:
         return None
     if not seconds > 0:
         raise InvalidParams(f"{name} must be a positive number of seconds, not {seconds!r}")

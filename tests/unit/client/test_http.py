@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ from exec_server.client.http import HttpStream
 from exec_server.errors import ConnectionLost, InternalError, Unsupported
 
 
-async def opened(scene: Scene) -> HttpStream:
+async def opened(scene: Scene, timeout: float | None = None) -> HttpStream:
     """A request whose answer has come, and whose body has not."""
-    stream = scene.env.http_stream("GET", "http://a/")
+    stream = scene.env.http_stream("GET", "http://a/", timeout=timeout)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stream.__aenter__())
         request = await scene.stream.next("http/request")
+        assert request["params"]["timeoutMs"] is None
         scene.process_id = request["params"]["requestId"]
         headers = [{"name": "a", "value": "1"}]
         scene.stream.answer(request, {"status": 200, "headers": headers, "bodyBase64": ""})
@@ -39,7 +41,7 @@ def delta(scene: Scene, seq: int, data: bytes = b"", **others: Any) -> None:
 
 @in_environment
 async def test_pieces_come_in_order(scene: Scene) -> None:
-    stream = await opened(scene)
+    stream = await opened(scene, timeout=math.inf)
     delta(scene, 1, b"one")
     delta(scene, 1, b"not mine", requestId="another")
     assert await anext(stream) == b"one"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -77,7 +78,9 @@ async def test_a_start_with_a_name_and_limits(scene: Scene) -> None:
 
 @detaching
 async def test_the_request_of_a_start(scene: Scene) -> None:
-    process = scene.env.start(["/opt/my server"], detach=True, max_lifetime=2)
+    process = scene.env.start(
+        ["/opt/my server"], detach=True, max_lifetime=2, idle_timeout=math.inf
+    )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(process.__aenter__())
         request = await scene.stream.next("process/start")
@@ -94,6 +97,8 @@ async def test_the_request_of_a_start(scene: Scene) -> None:
 async def test_limits_and_positions_are_checked(scene: Scene) -> None:
     with pytest.raises(InvalidParams, match="idle_timeout must be a positive number"):
         scene.env.start(["x"], detach=True, idle_timeout=0)
+    with pytest.raises(TypeError, match="idle_timeout must be a number of seconds, not str"):
+        scene.env.start(["x"], detach=True, idle_timeout=cast(Any, "5"))
     with pytest.raises(TypeError, match="need detach=True"):
         scene.env.start(["x"], name="web")
     with pytest.raises(InvalidParams, match="after must not be negative: -1"):
