@@ -244,6 +244,15 @@ def check_number(seconds: float | None, name: str = "timeout") -> None:
         raise TypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
 
 
+def checked_count(number: int, name: str) -> int:
+    """The number itself; raises TypeError if it is no whole number, and ValueError below 0."""
+    if not isinstance(number, int):
+        raise TypeError(f"{name} must be a whole number, not {type(number).__name__}")
+    if number < 0:
+        raise ValueError(f"{name} must not be negative: {number}")
+    return number
+
+
 def tty_size(size: tuple[int, int]) -> TtySize:
     """The size of a terminal; raises InvalidParams."""
     match size:

@@ -23,6 +23,7 @@ from exec_server.client.arguments import (
     AnySandbox,
     PathResolver,
     check_bytes,
+    checked_count,
     encoded,
     is_dot,
     local_path,
@@ -155,6 +156,7 @@ class Files:
 
     async def read(self, path: AnyPath, *, limit: int = READ_BYTES) -> bytes:
         """Read a file; raises InvalidRequest if it has more than `limit` bytes."""
+        checked_count(limit, "limit")
         metadata = await self.stat(path)
         if metadata.is_directory:
             raise is_a_directory(path_text(path))
@@ -537,7 +539,9 @@ class Files:
         """
         if not isinstance(pattern, str):
             raise TypeError(f"pattern must be str, not {type(pattern).__name__}")
-        params = wire.GlobParams(self._paths.uri(root, "root"), pattern, limit)
+        params = wire.GlobParams(
+            self._paths.uri(root, "root"), pattern, checked_count(limit, "limit")
+        )
         answer = await self._call(wire.GLOB, params, root)
         return Found(answer.paths, truncated=answer.truncated)
 
@@ -611,9 +615,9 @@ class Files:
             ignore_case=ignore_case,
             glob=glob,
             exclude=exclude,
-            before=max(before, context),
-            after=max(after, context),
-            limit=limit,
+            before=max(checked_count(before, "before"), checked_count(context, "context")),
+            after=max(checked_count(after, "after"), context),
+            limit=checked_count(limit, "limit"),
             invert=invert,
         )
         answer = await self._search(params, root)
@@ -646,7 +650,7 @@ class Files:
             ignore_case=ignore_case,
             glob=glob,
             exclude=exclude,
-            limit=limit,
+            limit=checked_count(limit, "limit"),
             invert=invert,
             count_only=True,
         )
@@ -689,7 +693,7 @@ class Files:
         paths = path_list(paths, "paths")
         names = {self._absolute(path): path_text(path) for path in paths}
         contents, errors = await batches.read_many(
-            self, self._batch_session(), names, limit, check=check
+            self, self._batch_session(), names, checked_count(limit, "limit"), check=check
         )
         return [
             FileContent(path_text(path), contents[whole], errors.get(whole))

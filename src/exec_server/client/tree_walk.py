@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from exec_server.client.arguments import native
+from exec_server.client.arguments import checked_count, native
 from exec_server.client.results import Entry
 from exec_server.errors import InternalError, InvalidRequest, MalformedAnswer, RpcError
 from exec_server.protocol import files as wire
@@ -61,7 +61,7 @@ class TreeWalk:
 
     async def one_by_one(self, root: PathUri, depth: int) -> AsyncIterator[Entry]:
         """The same by a request for each directory, `depth` levels deep."""
-        if depth < 1:
+        if checked_count(depth, "depth") < 1:
             raise ValueError(f"depth must be at least 1, not {depth}")
         options = wire.WalkOptions(0, 1, WALK_ENTRIES, self._follow_links)
         seen = set()

@@ -105,6 +105,18 @@ async def test_arguments_of_another_type_are_refused_before_anything_is_done(sce
             await work
     with pytest.raises(InvalidParams, match=r"^argv has 250001 words, more than 250000:"):
         await env.run(["a"] * 250_001)
+    for work, text in (
+        (env.files.read("f", limit=-1), "limit must not be negative: -1"),
+        (env.files.read_many(["f"], limit=-1), "limit must not be negative: -1"),
+        (env.files.glob("*", limit=-1), "limit must not be negative: -1"),
+        (env.files.grep("x", context=-1), "context must not be negative: -1"),
+        (env.files.grep("x", after=-1), "after must not be negative: -1"),
+        (anext(aiter(env.files.walk(depth=-1))), "depth must not be negative: -1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            await work
+    with pytest.raises(TypeError, match="depth must be a whole number, not str"):
+        await anext(aiter(env.files.walk(depth=cast(int, "1"))))
     with pytest.raises(ValueError, match="offset must not be negative: -1"):
         env.files.open("f", offset=-1)
     text = "^unknown signal 'NOPE': use a name such as TERM, INT or USR1$"

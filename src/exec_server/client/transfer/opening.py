@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
-from exec_server.client.arguments import AnyPath, PathResolver, path_text
+from exec_server.client.arguments import AnyPath, PathResolver, checked_count, path_text
 from exec_server.client.commands import SystemCommands
 from exec_server.client.engine.session import ClientSession
 from exec_server.client.transfer.open_file import FileAppender, FileReader, FileWriter
@@ -55,9 +55,7 @@ class FileOpener:
         kind, is_text = parse_mode(mode)
         if not is_text and text != TextFormat():
             raise ValueError(f"mode {mode!r} is binary: it takes no encoding, errors or newline")
-        if offset < 0:
-            raise ValueError(f"offset must not be negative: {offset}")
-        if offset and (kind, is_text) != ("r", False):
+        if checked_count(offset, "offset") and (kind, is_text) != ("r", False):
             raise ValueError(f"mode {mode!r} takes no offset")
         if in_place and (kind, is_text) != ("w", False):
             raise ValueError(f"mode {mode!r} takes no in_place")
