@@ -133,7 +133,7 @@ def test_a_machine_that_is_named_in_part(driver: DriverModule, tmp_path: Path) -
 
     with pytest.raises(Exception) as caught:
         play(scene())
-    assert "no target: pass a URL" in _texts(caught.value)
+    assert "no target for environment_id: name a machine" in _texts(caught.value)
 
 
 class Misspelled(Place):

@@ -158,10 +158,9 @@ def native(uri: str) -> str:
 
 
 def argv_list(argv: Iterable[AnyPath]) -> list[str]:
-    """The words of a command as texts; raises InvalidParams for none, or for too many.
+    """The words of a command as texts; raises TypeError for what is no list of words.
 
-    Raises TypeError for what is no list of words, and ValueError for a null character, which no
-    word can have.
+    Raises InvalidParams for none, for too many, and for a null character, which no word can have.
     """
     if isinstance(argv, str | bytes | os.PathLike):
         raise TypeError("argv is a list of words; for a text of a shell use env.shell(text)")
@@ -184,7 +183,7 @@ def argv_list(argv: Iterable[AnyPath]) -> list[str]:
 
 def _check_null(text: str, name: str) -> None:
     if "\0" in text:
-        raise ValueError(f"{name} cannot contain a null character")
+        raise InvalidParams(f"{name} cannot contain a null character")
 
 
 def input_bytes(data: bytes | str | None) -> bytes | None:

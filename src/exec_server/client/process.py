@@ -554,7 +554,8 @@ class Process(Handle):
             raise Unsupported("processResize", "the terminal keeps its initial size")
         if self._screen is not None:
             await self.screen()  # earlier output was for the earlier size
-        await self._session.call(RESIZE, ResizeParams(self.id, rows, columns), is_retryable=True)
+        params = ResizeParams(self.id, rows, columns)
+        await self._session.call(RESIZE, params, is_retryable=True, is_bound=True)
         self._size = rows, columns
 
     async def screen(self) -> Screen:
@@ -585,9 +586,9 @@ class Process(Handle):
             with contextlib.suppress(StdinClosed):  # it has ended: no signal would find it
                 await terminal.write(_CTRL_C)
         elif terminal is not None and self._capabilities.process_signals:
-            await self._session.call(SIGNAL, SignalParams(self.id, "SIGINT"))
+            await self._session.call(SIGNAL, SignalParams(self.id, "SIGINT"), is_bound=True)
         elif self._session.features.has_interrupt:
-            await self._session.call(SIGNAL, SignalParams(self.id, "interrupt"))
+            await self._session.call(SIGNAL, SignalParams(self.id, "interrupt"), is_bound=True)
         else:
             raise Unsupported("process/signal", "kill the process, or start it in a terminal")
 
@@ -600,7 +601,7 @@ class Process(Handle):
         full = _signal_name(name)
         if self._capabilities.process_signals:
             known: Signal = full  # type: ignore[assignment]  # the server refuses unknown ones
-            await self._session.call(SIGNAL, SignalParams(self.id, known))
+            await self._session.call(SIGNAL, SignalParams(self.id, known), is_bound=True)
         elif full == "SIGINT":
             await self.interrupt()
         elif full == "SIGKILL":

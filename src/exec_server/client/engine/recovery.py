@@ -524,7 +524,8 @@ class RemoteProcesses:
 
     async def _detach(self, process_id: ProcessId) -> None:
         try:
-            await self._session.call(DETACH, DetachParams(process_id), is_retryable=True)
+            params = DetachParams(process_id)
+            await self._session.call(DETACH, params, is_retryable=True, is_bound=True)
         except ExecServerError:
             pass  # the attachment ends with the session
 
@@ -541,7 +542,8 @@ class RemoteProcesses:
 
     async def _kill(self, process_id: ProcessId) -> None:
         try:
-            await self._session.call(TERMINATE, TerminateParams(process_id), is_retryable=True)
+            params = TerminateParams(process_id)
+            await self._session.call(TERMINATE, params, is_retryable=True, is_bound=True)
         except ExecServerError:
             pass  # the server kills it with the session
 

@@ -305,3 +305,24 @@ def test_a_start_that_may_have_been_made_is_not_repeated_in_a_new_session() -> N
             env._processes._processes.clear()
 
     play(run())
+
+
+def test_a_command_that_ended_with_its_session_is_not_killed_in_a_new_one() -> None:
+    async def run() -> None:
+        dialer = MemoryDialer()
+        async with Environment(dialer, reconnect=True) as env:
+            stream = await dialer.stream()
+            await stream.past_handshake()
+            scene = Scene(env, dialer, stream)
+            running = asyncio.get_running_loop().create_task(outcome(env.run(["a"])))
+            scene.accept(await stream.next("process/start"))
+            restart(scene)
+            stream.lose()
+            await (await dialer.stream()).next("initialize")
+            assert isinstance(await running, SessionLost)
+            assert env.session._recovery is None or env.session._recovery.done()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await dialer.stream()
+
+    play(run())
