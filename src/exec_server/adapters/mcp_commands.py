@@ -362,7 +362,7 @@ class CommandSessions:
 
     def notes(self) -> str:
         """A line for each background command that has ended, and of which nobody was told."""
-        ended = [each for each in self._sessions.values() if each.has_ended and not each.is_told]
+        ended = [each for each in self._sessions.values() if each.has_settled and not each.is_told]
         lines = [each.told_line() for each in ended if each.is_background]
         return "\n".join(f"[meanwhile {line}]" for line in lines)
 
@@ -398,6 +398,7 @@ class _Session:
         self.command = command if len(command) <= 200 else f"{command[:200]}…"
         self.is_background = False  # it has outlived the call that started it
         self.is_told = False  # the model has read that it has ended
+        self.has_settled = False  # what holds its output now is a child
         self._started = time.monotonic()
         self._read_all = asyncio.Event()
         self._failure = ""
@@ -420,9 +421,13 @@ class _Session:
         """Wait for the exit, and a moment for the rest of the output."""
         with contextlib.suppress(ExecServerError):  # `pump` has it too
             await self.process.wait()
+        await self._wait_for_rest()
+
+    async def _wait_for_rest(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(QUIET_SECONDS):
                 await self._read_all.wait()
+        self.has_settled = True
 
     async def pump(self) -> None:
         """Read all output."""
@@ -464,9 +469,7 @@ class _Session:
                 return
             if report is not None:
                 await report(self.seconds, self.output.size)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(QUIET_SECONDS):
-                await self._read_all.wait()
+        await self._wait_for_rest()
 
     def reply(self, tokens: int) -> str:
         """What the model reads: the state, and the output that it has not seen."""
@@ -494,7 +497,7 @@ class _Session:
         if process.exit_code is None:
             return f"Lost: {self._failure}" if self._failure else f"Running, session_id={self.id}"
         text = f"Exited with code {process.exit_code}"
-        if not self.is_over:
+        if self.has_settled and not self.is_over:
             text += f"; its children still run, session_id={self.id}"
         if not process.sandbox_denied and process.sandbox_denial is None:
             return text

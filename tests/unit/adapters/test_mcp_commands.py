@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import cast
 
@@ -17,6 +18,7 @@ from exec_server.adapters.mcp_commands import (
     join_found,
     select_lines,
 )
+from exec_server.client.environment import Environment
 from exec_server.client.process import Process
 from exec_server.patching import unified_diff
 from exec_server.patching.hunks import apply_hunks
@@ -182,3 +184,26 @@ def test_a_model_is_told_what_the_sandbox_has_denied(
     session = mcp_commands._Session(1, cast(Process, ended), "make", tty=False)
     session._read_all.set()
     assert session.reply(10).startswith(f"{text}\n")
+
+
+def test_children_are_named_only_after_the_time_for_the_rest_of_the_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mcp_commands, "QUIET_SECONDS", 0.001)
+
+    async def wait() -> int:
+        return 0
+
+    ended = SimpleNamespace(exit_code=0, sandbox_denied=False, sandbox_denial=None, wait=wait)
+
+    async def scene() -> None:
+        commands = mcp_commands.CommandSessions(cast(Environment, None), None)
+        session = mcp_commands._Session(1, cast(Process, ended), "make", tty=False)
+        session.is_background = True
+        commands._sessions[1] = session
+        assert commands.notes() == ""
+        assert session.line().startswith("session_id=1: Exited with code 0; 0 bytes")
+        await session.run_to_end()
+        assert "; its children still run; 0 bytes" in commands.notes()
+
+    asyncio.run(scene())
