@@ -73,6 +73,7 @@ class Api:
         self.sessions: dict[str, dict[str, Any]] = {}
         self.events: dict[str, list[dict[str, Any]]] = {}
         self.stopped: list[str] = []
+        self.polls = 0  # of workers that have nothing else to do
         self.lost: set[str] = set()  # work items whose lease another worker has
         self.stopping: set[str] = set()
         self.skills: dict[str, bytes] = {}
@@ -187,6 +188,7 @@ class Api:
     def _answer_work(self, work_id: str, verb: str, query: Mapping[str, Any]) -> tuple[int, Any]:
         if work_id == "poll":
             with self.changed:
+                self.polls += 1
                 return 200, self.work(self.queue.pop(0)) if self.queue else None
         session_id = work_id.removeprefix("work_")
         if verb == "heartbeat":
@@ -285,6 +287,10 @@ class Api:
             await asyncio.wait({running})
             await worker._client.close()
         assert running.cancelled(), running.exception()
+
+    async def wait_polled(self, polls: int) -> None:
+        """Wait until there were more polls than that: the worker has left its session."""
+        await asyncio.to_thread(eventually, "the worker polls", lambda: self.polls > polls, 30)
 
     async def wait_stopped(self, session_id: str) -> None:
         """Wait until the worker has finished with a session."""

@@ -513,9 +513,11 @@ def test_a_given_up_session_kills_its_command(place: Place, why: str) -> None:
         async with api.working(place.workdir, place.tools(keep_files=False)):
             call_id = api.begin(SESSION, "bash", command=command)
             await wait_begun(folder / "begun")
+            polls = api.polls
             if why != "cancelled":
                 getattr(api, why).add(f"work_{SESSION}")
                 await wait_ended(f"sleep {NUMBER}")
+                await api.wait_polled(polls)
         await wait_ended(f"sleep {NUMBER}")
         # Another worker may have the session now: it has the files, and repeats the call.
         assert folder.exists()

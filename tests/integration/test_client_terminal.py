@@ -266,7 +266,7 @@ def test_the_screen_is_sane_after_the_client_is_killed_under_vim(
     os.kill(client, signal.SIGKILL)
     # Not for the exit code: a shell that was faster has written it on the other screen.
     window.wait_for(lambda _: not survivors(family))
-    assert _screen_flags(window) == before
+    window.wait_for(lambda _: _screen_flags(window) == before)
     assert not _is_pasting_bracketed(window)
     assert window.modes() == modes
 

@@ -157,8 +157,7 @@ def test_signals_without_an_action_disturb_no_process_of_the_server(tmp_path: Pa
     numbers = (*_UNUSED_SIGNALS, signal.SIGRTMIN + 5)
     with start_server("ours", "--log-level", "warning") as server, server.connect() as client:
         assert_serves(client, tmp_path)
-        family = {pid: _name_of(pid) for pid in descendants(server.process.pid)}
-        assert {"exec-guardian", "exec-launcher", "exec-worker"} <= set(family.values())
+        family = eventually("helpers have their names", partial(_named_family, server))
         for pid in (*family, server.process.pid):
             for number in numbers:
                 os.kill(pid, number)
@@ -178,6 +177,14 @@ _UNUSED_SIGNALS = (
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
     *(signal.SIGIO, signal.SIGPWR, signal.SIGSTKFLT),
 )
+
+
+def _named_family(server: Server) -> dict[int, str] | None:
+    """The helpers of a server; None while the launcher's new process has not its own name yet."""
+    family = {pid: _name_of(pid) for pid in descendants(server.process.pid)}
+    names = list(family.values())
+    has_all = {"exec-guardian", "exec-launcher", "exec-worker"} <= set(names)
+    return family if has_all and names.count("exec-launcher") == 1 else None
 
 
 def _name_of(pid: int) -> str:
