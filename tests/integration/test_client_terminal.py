@@ -271,6 +271,18 @@ def test_the_screen_is_sane_after_the_client_is_killed_under_vim(
     assert window.modes() == modes
 
 
+def test_the_screen_is_sane_after_the_client_is_killed_within_a_query(
+    ours: Server, window: tmux.Terminal
+) -> None:
+    """The terminal would take what restores it for a part of the string that has begun."""
+    before = _screen_flags(window)
+    script = r"printf '\033[?1h\033[?1049h\033[?25lbegun-\033P+q'; exec cat"
+    _start(window, ours.url, f"sh -c {shlex.quote(script)}")
+    window.wait_for("begun-")
+    os.kill(_client(window), signal.SIGKILL)
+    window.wait_for(lambda _: _screen_flags(window) == before)
+
+
 def test_a_screen_that_the_command_has_left_so_is_left_so(
     ours: Server, window: tmux.Terminal
 ) -> None:

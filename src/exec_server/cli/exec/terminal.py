@@ -276,11 +276,16 @@ class ScreenModes:
                 self._on.discard(number)
 
     def reset_sequence(self) -> bytes:
-        """Bytes that reset the tracked modes, for a program that can no longer do so itself."""
+        """Bytes that reset the tracked modes, for a program that can no longer do so itself.
+
+        They begin with the string terminator: a terminal takes all that follows the beginning of a
+        cut-off device control string, such as a query of vim, for a part of it.
+        """
         parts = [b"\x1b[?%dl" % number for number in sorted(self._on, reverse=True)]
         if self._is_cursor_hidden:
             parts.append(b"\x1b[?25h")
         if parts:
+            parts.insert(0, b"\x1b\\")
             parts.append(b"\x1b>\x1b[0m")  # numeric keypad, default colours
         return b"".join(parts)
 
