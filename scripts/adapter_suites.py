@@ -74,7 +74,7 @@ EVERYWHERE = (
     "test_a_connection_lost_in_the_middle",
     "test_a_cancelled_command_is_killed",
 )
-EVERY_TESTS = 11
+EVERY_TESTS = 12
 
 
 class Row(NamedTuple):

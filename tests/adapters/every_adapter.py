@@ -338,6 +338,29 @@ def _interrupt(made: Driver, command: str, begun: Path) -> None:
     made.close()
 
 
+# ---- closed -----------------------------------------------------------------------------
+
+
+def test_closing_ends_what_commands_have_left(
+    driver: DriverModule, server: Server, tmp_path: Path
+) -> None:
+    """At once, also what no pipe and no process group leads to."""
+    if driver.LACKS == "commands":
+        return
+    command = f"setsid sleep {NUMBER} </dev/null >{tmp_path}/log 2>&1 & echo begun"
+
+    def left() -> list[str]:
+        return _commands_of(server.process.pid, f"sleep {NUMBER}")
+
+    async def scene() -> None:
+        async with opened(driver, Place(str(tmp_path), server.url)) as made:
+            assert (await call(made.run, command))[1].strip().endswith("begun")
+            await asyncio.to_thread(eventually, "it runs", left)
+
+    play(scene())
+    assert left() == []
+
+
 # ---- helpers ----------------------------------------------------------------------------
 
 
