@@ -28,6 +28,7 @@ _SELECTION = (
 @pytest.mark.timeout(120)
 def test_the_surroundings_do_not_decide_whether_tests_pass(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not reference"]
+    words += ["-n", "2", "--dist", "loadfile"]  # as `make test`: workers inherit what is set
     done = subprocess.run(
         ["sh", "scripts/hostile.sh", *words, *_SELECTION],
         cwd=_ROOT,
