@@ -43,6 +43,7 @@ def test_a_missing_framework_is_one_sentence(name: str, monkeypatch: pytest.Monk
         importlib.import_module(f"exec_server.adapters.{name}")
     assert str(caught.value).startswith("this adapter needs ")
     assert f" (extra `{extra}`): pip install '.[{extra}]' in a checkout" in str(caught.value)
+    assert str(caught.value).count(f"'exec-server[{extra}] @ URL'") == 1
     assert "\n" not in str(caught.value)
     # On older versions their extras install nothing.
     assert ("on Python 3.12" in str(caught.value)) == (name in ("harbor", "openhands"))
