@@ -3,7 +3,7 @@
 # umlauts, a language, a zone, proxies, a home that cannot be written, settings of other programs,
 # closed stdin, ignored signals, few descriptors, private files.
 # usage: scripts/hostile.sh COMMAND...
-blanks="${TMPDIR:-/tmp}/a folder with blanks"
+blanks="${TMPDIR:-/tmp}/a folder with blanks of $(id -u)"   # others have their own
 mkdir -p "$blanks"
 umask 077
 ulimit -Sn 256

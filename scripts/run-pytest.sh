@@ -7,6 +7,7 @@
 python=$1/bin/python
 cache=".pytest_cache/$(basename "$1")"
 shift
+export PYTHONUTF8=1   # the tests read their files in UTF-8, whatever the locale says
 "$python" -m ${COVERAGE_FILE:+coverage run -m} pytest -o "cache_dir=$cache" "$@"
 status=$?
 # 1: some tests failed; other codes are faults of the run itself.

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Runs unit tests with each supported interpreter of this machine but one, each in a virtual
 # environment of its own, and the fuzz tests too with the oldest. Faults of an interpreter show in the
-# tests that need no other process; those of the versions in between show in the unit tests.
+# tests that need no other process; those of the versions in between show in the unit tests. All of
+# them run in surroundings that no test may depend on.
 # usage: scripts/test-others.sh INTERPRETER [pytest arguments]
 venvs=$(sh scripts/other-venvs.sh "$1") || exit 1
 shift
@@ -12,9 +13,10 @@ for venv in $venvs; do
     echo "== Python ${venv#.venv-}"
     # Unit tests have a run of their own: some reap every child of their process.
     # The checks of texts and structure do not depend on the interpreter.
-    sh scripts/run-pytest.sh "$venv" -n auto --dist loadfile "$@" tests/unit \
+    sh scripts/hostile.sh sh scripts/run-pytest.sh "$venv" -n auto --dist loadfile "$@" tests/unit \
         --ignore tests/unit/test_architecture.py --ignore tests/unit/test_prose.py || status=1
     [ "$venv" != "${venvs%%
-*}" ] || sh scripts/run-pytest.sh "$venv" -n auto --dist loadfile "$@" tests/fuzz || status=1
+*}" ] || sh scripts/hostile.sh sh scripts/run-pytest.sh "$venv" -n auto \
+        --dist loadfile "$@" tests/fuzz || status=1
 done
 exit $status
