@@ -189,10 +189,10 @@ def _remove(names: list[str]) -> None:
 
 def _remove_from(path: Path, names: list[str]) -> None:
     text, known, is_exposed = _read(path)
+    if missing := [name for name in names if name not in known]:
+        listed = ", ".join(sorted(known)) or "no targets"
+        raise CommandError(f"there is no target `{missing[0]}`; {path} defines {listed}")
     for name in names:
-        if name not in known:
-            listed = ", ".join(sorted(known)) or "no targets"
-            raise CommandError(f"there is no target `{name}`; {path} defines {listed}")
         del known[name]
         text = without_table(text, name)
     _write(path, text, known, is_exposed, ", ".join(names))
@@ -275,9 +275,11 @@ def _read(path: Path) -> tuple[str, dict[str, Target], bool]:
 
 def _check(target: Target) -> None:
     """Raise StartupError for an address or options that no connection could be made with."""
+    from exec_server.client.arguments import retention_seconds
     from exec_server.client.connect import make_dialer
 
     access = target.access
+    retention_seconds(access.retention)
     if access.token_file is not None:
         access.read_token()
     has_token = access.has_token or target.registry is not None
