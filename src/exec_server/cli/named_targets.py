@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from exec_server.cli.errors import CommandError, UsageError
 from exec_server.cli.parser import ArgumentParser, CommandParser
@@ -101,6 +101,11 @@ class _VerbParser(ArgumentParser):
 
 class _TargetsParser(CommandParser):
     verbs = ("add", "remove")
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("argument VERB: invalid choice"):
+            message += "; without a verb the targets are listed"
+        super().error(message)
 
 
 def build_parser() -> CommandParser:

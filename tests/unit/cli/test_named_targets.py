@@ -38,6 +38,9 @@ def test_targets_are_listed(
         {"name": "long", "address": "stdio:x y"},
     ]
     assert main.run_client("targets", ["--json", "--names"]) == 2
+    capfd.readouterr()
+    assert main.run_client("targets", ["list"]) == 2
+    assert "; without a verb the targets are listed\n" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
