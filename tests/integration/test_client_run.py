@@ -19,6 +19,7 @@ from exec_server import (
     Command,
     CommandFailed,
     Environment,
+    FileError,
     NotFound,
     PermissionDenied,
     ProgramNotFound,
@@ -189,6 +190,34 @@ def test_a_missing_program_or_directory_can_be_told(there: ClientTarget) -> None
         with pytest.raises(PermissionDenied, match="cannot start /etc/passwd") as refused:
             await env.run(["/etc/passwd"])
         assert isinstance(refused.value, PermissionError)
+
+    there.play(scene)
+
+
+@pytest.mark.parametrize(
+    ("word", "cwd", "kind"),
+    [
+        ("no-such-program", None, ProgramNotFound),
+        ("./no-such-program", None, ProgramNotFound),
+        ("/no-such-program", None, ProgramNotFound),
+        ("no-such-program", "/none", WorkingDirectoryNotFound),
+        ("./no-such-program", "/none", WorkingDirectoryNotFound),
+        ("./passwd", "/etc", PermissionDenied),
+        ("/etc/passwd", None, PermissionDenied),
+        ("./bin", "/usr", PermissionDenied),
+    ],
+)
+def test_a_program_that_cannot_run_on_a_terminal_is_told_as_on_pipes(
+    there: ClientTarget, word: str, cwd: str | None, kind: type[FileError]
+) -> None:
+    async def scene(env: Environment) -> None:
+        said = []
+        for tty in (False, True):
+            with pytest.raises(kind) as caught:
+                await env.run([word], cwd=cwd, tty=tty)
+            error = caught.value
+            said.append((error.message, error.errno, error.strerror, error.filename))
+        assert said[0] == said[1]
 
     there.play(scene)
 

@@ -392,6 +392,9 @@ def test_commands_that_cannot_be_run(there: ClientTarget) -> None:
     ended = run_client("exec", there.url, "/etc/passwd")
     assert ended.returncode == 126
     assert "cannot start /etc/passwd: Permission denied\n" in stderr_text(ended)
+    for word, code in (("no-such-program", 127), ("./none", 127), ("/etc/passwd", 126)):
+        ended = run_client("exec", "-t", there.url, word)
+        assert (ended.returncode, stderr_text(ended).count("\n")) == (code, 1), word
     ended = run_client("exec", there.url, "ls / | wc")
     assert ended.returncode == 127
     assert stderr_text(ended).endswith("let a shell read it: sh -c 'ls / | wc'\n")

@@ -44,12 +44,10 @@ def test_a_mirror(there: ClientTarget, project: Path, tmp_path: Path, way: str) 
     assert (dry.returncode, stderr_text(dry)) == (0, "")
     assert tree(tmp_path) == before
     lines = {
-        *(f"exclude {source}/a/./{name}" for name in (".git", "d/z.o", "n")),
+        *(f"exclude {source}/a/{name}" for name in (".git", "d/z.o", "n")),
         *(f"copy    {target}/b/{name}" for name in (".gitignore", "x", "d/y", "link")),
         *(f"delete  {target}/b/{name}" for name in ("gone", "gone/f")),
     }
-    prefix = "./" if way == "down" else ""
-    lines = {line.replace("/b/", f"/b/{prefix}") for line in lines}
     assert set(dry.stdout.decode().splitlines()) == lines
     done = run_client("cp", "-v", *words, f"{source}/a/.", f"{target}/b")
     assert (done.returncode, stderr_text(done)) == (0, "")
@@ -66,8 +64,8 @@ def test_a_mirror(there: ClientTarget, project: Path, tmp_path: Path, way: str) 
     for name in ("a", "b"):
         (tmp_path / name / "empty").mkdir()
     dry = run_client("cp", "-n", *words, f"{source}/a/.", f"{target}/b")
-    assert f"skip    {target}/b/{prefix}empty\n" in dry.stdout.decode()
-    assert "copy " not in dry.stdout.decode().replace(f"copy    {target}/b/{prefix}link\n", "")
+    assert f"skip    {target}/b/empty\n" in dry.stdout.decode()
+    assert "copy " not in dry.stdout.decode().replace(f"copy    {target}/b/link\n", "")
 
 
 def test_between_targets(ours: ClientTarget, project: Path, tmp_path: Path) -> None:

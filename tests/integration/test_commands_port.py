@@ -76,8 +76,10 @@ def test_a_local_port_is_forwarded_to_the_target(server: Server, page_port: int)
 def test_ports_in_use(server: Server, page_port: int) -> None:
     ended = run_client("port", server.url, str(page_port))
     assert ended.returncode == 1
-    assert stderr_text(ended).startswith(f"Error: cannot listen on 127.0.0.1:{page_port}: ")
-    assert stderr_text(ended).endswith(f"\nFor any free port write 0:{page_port}.\n")
+    assert stderr_text(ended) == (
+        f"Error: cannot listen on 127.0.0.1:{page_port}: Address already in use\n"
+        f"For any free port write 0:{page_port}.\n"
+    )
     ended = run_client("port", "-R", server.url, f"1:{page_port}")
     text = f"Error: {server.url}: cannot listen on port {page_port}: Address in use\n"
     assert (ended.returncode, stderr_text(ended)) == (1, text)

@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from exec_server.cli.errors import CommandError, UsageError
 from exec_server.cli.parser import ArgumentParser, CommandParser
@@ -102,6 +102,11 @@ class _VerbParser(ArgumentParser):
 class _TargetsParser(CommandParser):
     verbs = ("add", "remove")
 
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("argument VERB: invalid choice"):
+            message += "; without a verb the targets are listed"
+        super().error(message)
+
 
 def build_parser() -> CommandParser:
     parser = _TargetsParser("targets", _DESCRIPTION, _EPILOG)
@@ -189,10 +194,10 @@ def _remove(names: list[str]) -> None:
 
 def _remove_from(path: Path, names: list[str]) -> None:
     text, known, is_exposed = _read(path)
+    if missing := [name for name in names if name not in known]:
+        listed = ", ".join(sorted(known)) or "no targets"
+        raise CommandError(f"there is no target `{missing[0]}`; {path} defines {listed}")
     for name in names:
-        if name not in known:
-            listed = ", ".join(sorted(known)) or "no targets"
-            raise CommandError(f"there is no target `{name}`; {path} defines {listed}")
         del known[name]
         text = without_table(text, name)
     _write(path, text, known, is_exposed, ", ".join(names))
@@ -275,9 +280,11 @@ def _read(path: Path) -> tuple[str, dict[str, Target], bool]:
 
 def _check(target: Target) -> None:
     """Raise StartupError for an address or options that no connection could be made with."""
+    from exec_server.client.arguments import retention_seconds
     from exec_server.client.connect import make_dialer
 
     access = target.access
+    retention_seconds(access.retention)
     if access.token_file is not None:
         access.read_token()
     has_token = access.has_token or target.registry is not None

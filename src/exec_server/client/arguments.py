@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeVar, cast
@@ -380,6 +380,25 @@ def check_bytes(data: object, advice: str) -> None:
     """Raise TypeError for data that cannot be the content of a file."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"data must be bytes, not {type(data).__name__}: {advice}")
+
+
+def checked_mode(mode: int) -> int:
+    """The mode itself; raises TypeError or InvalidParams for what cannot be permission bits."""
+    if not isinstance(mode, int):
+        raise TypeError(f"mode must be an int like 0o755, not {type(mode).__name__}")
+    if not 0 <= mode <= 0o7777:
+        raise InvalidParams(f"mode must be from 0 to 0o7777, not {mode:#o}")
+    return mode
+
+
+def content_pairs(
+    files: Mapping[str, bytes] | Iterable[tuple[AnyPath, bytes]],
+) -> Iterator[tuple[AnyPath, bytes]]:
+    """Paths and contents of several files; raises TypeError for anything else."""
+    for pair in files.items() if isinstance(files, Mapping) else files:
+        if isinstance(pair, str | bytes) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise TypeError("files must be a dictionary or pairs: {path: data} or [(path, data)]")
+        yield pair[0], pair[1]
 
 
 def seconds_of(moment: float | datetime | None, name: str) -> float | None:

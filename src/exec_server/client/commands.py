@@ -253,6 +253,8 @@ class CollectedOutput:
         # Not lists of chunks: chunks of one byte would take fifty times their size.
         self._streams: dict[bool, _SharedLimit | _HeadAndTail]
         self.received = 0
+        # The bytes of each stream before those that are missing; None: they are missing at its end.
+        self.kept_head = limit.head if isinstance(limit, OutputLimit) else None
         if isinstance(limit, OutputLimit):
             _check_size(limit.head, "head of output_limit")
             _check_size(limit.tail, "tail of output_limit")
@@ -508,6 +510,7 @@ class CommandRun(Process):
             lost_bytes=self.lost_bytes + output.lost_stdout + output.lost_stderr,
             lost_stdout=output.lost_stdout,
             lost_stderr=output.lost_stderr,
+            kept_head=output.kept_head,
         )
 
     def on_output(self, event: OutputParams) -> None:

@@ -411,7 +411,10 @@ class Timeout(ExecServerError, TimeoutError):
                 return f"{text} and was killed with its shell: the next one has none of its state"
         elif self.is_killed:
             return f"{text} and was killed"
-        return f"{text}; it may still run, because the server did not report its end"
+        text += "; it may still run, because the server did not report its end"
+        if isinstance(self.result, ShellResult):
+            return f"{text}: the next command gets a new shell with none of its state"
+        return text
 
 
 class PortError(RpcError, OSError):

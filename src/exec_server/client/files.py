@@ -24,6 +24,8 @@ from exec_server.client.arguments import (
     PathResolver,
     check_bytes,
     checked_count,
+    checked_mode,
+    content_pairs,
     encoded,
     is_dot,
     local_path,
@@ -496,9 +498,7 @@ class Files:
 
     async def chmod(self, path: AnyPath, mode: int) -> None:
         """Set the permission bits of a file or directory, like 0o755."""
-        if not isinstance(mode, int):
-            raise TypeError(f"mode must be an int like 0o755, not {type(mode).__name__}")
-        params = wire.ChmodParams(self._paths.uri(path), mode)
+        params = wire.ChmodParams(self._paths.uri(path), checked_mode(mode))
         await self._call(wire.CHMOD, params, path)
 
     async def symlink(self, target: AnyPath, path: AnyPath) -> None:
@@ -712,10 +712,9 @@ class Files:
         If a file cannot be written, the others are. Then NotAllCopied is raised or, without
         `check`, the file is only named in `failed`. RpcError is raised at once if a disk is full.
         """
-        pairs = files.items() if isinstance(files, Mapping) else files
         names: dict[str, str] = {}
         contents: dict[str, bytes] = {}
-        for path, data in pairs:
+        for path, data in content_pairs(files):
             check_bytes(data, f"encode the text of {path_text(path)}")
             names[self._absolute(path)] = path_text(path)
             contents[self._absolute(path)] = data

@@ -46,7 +46,8 @@ class Result(msgspec.Struct, frozen=True):
     With a terminal all output is in `stdout`. `exit_code` is 128 plus the signal number if a
     signal ended the command. `sandbox_denied` is the server's guess from the output of a failed
     command. `sandbox_denial` is more reliable, and known for successful commands too. `lost_bytes`
-    counts all missing output, `lost_stdout` and `lost_stderr` that beyond the `output_limit`.
+    counts all missing output, `lost_stdout` and `lost_stderr` that beyond the `output_limit`. It is
+    missing after `kept_head` bytes of each stream, or at its end (None).
     """
 
     argv: tuple[str, ...]
@@ -59,6 +60,7 @@ class Result(msgspec.Struct, frozen=True):
     lost_bytes: int = 0
     lost_stdout: int = 0
     lost_stderr: int = 0
+    kept_head: int | None = None
 
     @property
     def returncode(self) -> int:
@@ -78,26 +80,30 @@ class Result(msgspec.Struct, frozen=True):
     def head_and_tail(self, limit: int) -> str:
         """The output as text, `stdout` before `stderr`; of long output the beginning and the end.
 
-        At most `limit` bytes are kept, and a line in the middle tells how many are left out. A
-        model reads this, or a person.
+        At most `limit` bytes are kept, and a line in the middle tells how many are left out, as do
+        lines where an `output_limit` has left out some before. A model reads this, or a person.
         """
         if limit < 0:
             raise ValueError(f"limit must not be negative: {limit}")
-        output = self.stdout
-        if self.stderr:
-            gap = b"\n" if output and not output.endswith(b"\n") else b""
-            output = b"".join((output, gap, self.stderr))
-        if len(output) <= limit and not self.lost_bytes:
-            return output.decode(errors="replace")
+        gap = b"\n" if self.stdout and self.stderr and not self.stdout.endswith(b"\n") else b""
+        output = b"".join((self.stdout, gap, self.stderr))
         head, tail = _ends(output, limit)
-        left_out = len(output) - len(head) - len(tail) + self.lost_bytes
-        note = f"[… {left_out} bytes left out …]"
-        texts = (
-            head.decode(errors="replace").removesuffix("\n"),
-            note,
-            tail.decode(errors="replace").removeprefix("\n"),
-        )
-        return "\n".join(text for text in texts if text)
+        begin, end = len(head), len(output) - len(tail)
+        # Bytes that a lost connection has cost are missing at unknown places.
+        left_out = end - begin + self.lost_bytes - self.lost_stdout - self.lost_stderr
+        notes = []
+        for start, size, lost in (
+            (0, len(self.stdout), self.lost_stdout),
+            (len(output) - len(self.stderr), len(self.stderr), self.lost_stderr),
+        ):
+            place = start + (size if self.kept_head is None else min(self.kept_head, size))
+            if begin <= place <= end:
+                left_out += lost
+            elif lost:
+                notes.append((place, place, lost))
+        if left_out:
+            notes.append((begin, end, left_out))
+        return _with_notes(output, sorted(notes))
 
     def __bool__(self) -> bool:
         """Whether the exit code is 0."""
@@ -141,6 +147,19 @@ def _sample(data: bytes) -> str:
         return repr(data)
     half = _REPR_CHARACTERS // 2
     return f"{data[:half]!r}…{data[-half:]!r} ({len(data)} bytes)"
+
+
+def _with_notes(output: bytes, notes: list[tuple[int, int, int]]) -> str:
+    """The output as text, with a line in the place of each range; it tells a number of bytes."""
+    texts = []
+    at = 0
+    for begin, end, left_out in notes:
+        text = output[at:begin].decode(errors="replace").removesuffix("\n")
+        texts += [text.removeprefix("\n") if at else text, f"[… {left_out} bytes left out …]"]
+        at = end
+    text = output[at:].decode(errors="replace")
+    texts.append(text.removeprefix("\n") if notes else text)
+    return "\n".join(text for text in texts if text)
 
 
 def _ends(data: bytes, limit: int) -> tuple[bytes, bytes]:

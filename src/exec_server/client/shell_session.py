@@ -263,6 +263,7 @@ class ShellSession(Handle):
             lost_bytes=output.lost_bytes + collected.lost_stdout + collected.lost_stderr,
             lost_stdout=collected.lost_stdout,
             lost_stderr=collected.lost_stderr,
+            kept_head=collected.kept_head,
             shell_ended=is_ended,
         )
 

@@ -38,6 +38,9 @@ def test_targets_are_listed(
         {"name": "long", "address": "stdio:x y"},
     ]
     assert main.run_client("targets", ["--json", "--names"]) == 2
+    capfd.readouterr()
+    assert main.run_client("targets", ["list"]) == 2
+    assert "; without a verb the targets are listed\n" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -197,6 +200,7 @@ def test_blank_lines_do_not_pile_up() -> None:
         (("a", "ws://h", "--pin", "x"), "the pin `x` is not sha256:"),
         (("a", "ws://192.0.2.1", "--token-env", "T"), "a token is sent only to wss:// URLs"),
         (("a", "ws://h", "--executor-key", "x"), "executor_key requires registry"),
+        (("a", "ws://h", "--retention", "8x"), "retention must be seconds from 0 to"),
         (("a", "stdio:x", "--token-env", "T"), "token_env is not used with stdio"),
         (("a", "wss://h", "--token-file", "none"), "cannot read the token file"),
         (("a", "wss://h", "--token-file", "two"), "has 2 lines, and must have one: the token"),
@@ -241,6 +245,10 @@ def test_a_target_that_is_not_there_is_not_removed(
     assert main.run_client("targets", ["remove", "a"]) == 1
     assert f"there is no target `a`; {file} defines no targets" in capfd.readouterr().err
     assert main.run_client("targets", ["--json", "remove", "a"]) == 2
+    assert _add("b", "ws://h") == 0
+    assert main.run_client("targets", ["remove", "b", "a"]) == 1
+    assert f"there is no target `a`; {file} defines b\n" in capfd.readouterr().err
+    assert file.read_text() == '[b]\nurl = "ws://h"\n'
 
 
 def test_a_link_stays_a_link(file: Path, tmp_path: Path) -> None:

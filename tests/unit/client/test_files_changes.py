@@ -99,6 +99,14 @@ async def _change(files: Files) -> None:
     await files.touch("/w/f", modified=datetime.fromtimestamp(1.5, UTC))
 
 
+@pytest.mark.parametrize("mode", [-1, 0o10000, 0o100644])
+def test_a_mode_that_is_none_is_named(mode: int) -> None:
+    files = Files(extended=True)
+    with pytest.raises(InvalidParams, match=f"^mode must be from 0 to 0o7777, not {mode:#o}$"):
+        asyncio.run(files.chmod("/w/f", mode))
+    assert not files.sent
+
+
 def test_extensions_are_requests() -> None:
     async def scene() -> None:
         files = Files(extended=True)

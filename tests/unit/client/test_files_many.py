@@ -166,6 +166,14 @@ def test_small_files_are_written_together() -> None:
     assert asyncio.run(machine.write_many([])) == Transfer(0, 0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("files", [["ab"], ["a", "b"], [("a",)], [("a", b"1", b"2")], b"ab"])
+def test_files_to_write_are_pairs(files: Any) -> None:
+    machine = Machine()
+    with pytest.raises(TypeError, match="files must be a dictionary or pairs"):
+        asyncio.run(machine.write_many(files))
+    assert not machine.requests
+
+
 def test_the_last_of_equal_paths_counts() -> None:
     machine = Machine()
     asyncio.run(machine.write_many([("a", b"1"), (b"b", b"2"), ("/w/a", b"3")]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from exec_server.client.results import Entry, Response, Result
@@ -24,6 +26,22 @@ def test_the_ends_of_a_long_output() -> None:
     assert lost.head_and_tail(100) == "kept\n[… 7 bytes left out …]"
     with pytest.raises(ValueError, match="limit must not be negative"):
         long.head_and_tail(-1)
+
+
+def test_the_note_stands_where_bytes_are_missing() -> None:
+    parts: dict[str, Any] = {"lost_bytes": 50, "lost_stdout": 30, "lost_stderr": 20}
+    ends = Result(("a",), b"1\n2\n8\n9\n", b"a\nb\ny\nz\n", 0, 0.1, kept_head=4, **parts)
+    first, second = "[… 30 bytes left out …]", "[… 20 bytes left out …]"
+    assert ends.head_and_tail(100) == f"1\n2\n{first}\n8\n9\na\nb\n{second}\ny\nz\n"
+    cut = f"1\n2\n{first}\n8\n[… 4 bytes left out …]\nb\n{second}\ny\nz\n"
+    assert ends.head_and_tail(12) == cut
+    assert ends.head_and_tail(4) == "1\n[… 62 bytes left out …]\nz\n"
+    beginning = Result(("a",), b"1\n2\n", b"a\n", 0, 0.1, **parts)
+    assert beginning.head_and_tail(100) == f"1\n2\n{first}\na\n{second}"
+    no_head = Result(("a",), b"8\n9\n", b"", 0, 0.1, lost_bytes=3, lost_stdout=3, kept_head=0)
+    assert no_head.head_and_tail(100) == "[… 3 bytes left out …]\n8\n9\n"
+    whole = Result(("a",), b"1\n\n2\n", b"", 0, 0.1, lost_bytes=3, lost_stdout=3, kept_head=3)
+    assert whole.head_and_tail(100) == "1\n\n[… 3 bytes left out …]\n2\n"
 
 
 def test_characters_are_not_cut() -> None:

@@ -190,9 +190,10 @@ def test_a_command_that_cannot_be_interrupted_is_killed_with_the_shell() -> None
 def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
     process = FakeProcess(lambda _: [b"begun"])
     process.is_silent = True
-    with pytest.raises(Timeout, match="may still run, because the server did not report") as late:
+    with pytest.raises(Timeout, match="did not report its end") as late:
         run(process, "command", timeout=0.001)
     assert not late.value.is_killed
+    assert str(late.value).endswith(": the next command gets a new shell with none of its state")
     assert (process.interrupts, process.closed) == (1, 1)
 
 

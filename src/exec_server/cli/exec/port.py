@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -135,7 +136,9 @@ async def _forward(
     except InvalidRequest as error:
         raise CommandError(f"{label}: {error_text(error)}") from None
     except OSError as error:
-        text = f"cannot listen on 127.0.0.1:{forwarding.local}: {error.strerror}"
+        # The text of asyncio repeats the address.
+        reason = os.strerror(error.errno) if error.errno else error
+        text = f"cannot listen on 127.0.0.1:{forwarding.local}: {reason}"
         raise CommandError(f"{text}\nFor any free port write 0:{forwarding.remote}.") from None
     place = f"{label}:{forwarding.remote}"
     if forwarding.host is not None:

@@ -297,6 +297,8 @@ class NamePrinter:
 
 
 def _print_action(action: str, place: Endpoint, path: str) -> None:
+    if path and place.path.endswith("/."):  # the content of a directory
+        place = Endpoint(place.target, place.path[:-1])
     print_text(f"{action:<8}{printable(str(place.joined(path)))}\n")
 
 

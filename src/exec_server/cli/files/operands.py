@@ -21,6 +21,7 @@ from exec_server.cli.targets import (
     remote_path_example,
 )
 from exec_server.client.environment import Environment
+from exec_server.client.targets import NAME
 from exec_server.errors import RpcError, Unsupported
 
 if TYPE_CHECKING:
@@ -150,5 +151,8 @@ def parse_operand(text: str, *, needs_path: bool) -> RemotePath:
             raise UsageError(f"`{text}` is a local path; write TARGET:{text}")
         remote = RemotePath(text, None)
     if needs_path and not remote.path:
-        raise UsageError(f"`{text}` names no file; write {remote_path_example(remote.target)}")
+        advice = f"write {remote_path_example(remote.target)}"
+        if remote.path is None and re.fullmatch(NAME, text) is not None:
+            advice += f", or TARGET:{text} if it is a file"
+        raise UsageError(f"`{text}` names no file; {advice}")
     return remote

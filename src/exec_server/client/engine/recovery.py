@@ -91,7 +91,18 @@ _STARTING: Final = "is starting"
 _ENOENT: Final = "(os error 2)"
 _ENOTDIR: Final = "(os error 20)"
 _EACCES: Final = "(os error 13)"
+# How servers refuse a program of a terminal, which they look for themselves.
+_UNABLE: Final = "Unable to spawn "
+_UNUSABLE: Final = re.compile(r"(exists but|because it) is (a directory|not executable)")
 _CLOSED: Final = "the environment was closed"
+
+
+def _with_number(error: RpcError) -> RpcError:
+    """The error; that of a program of a terminal in the words of one on pipes."""
+    if not isinstance(error, InternalError) or not error.message.startswith(_UNABLE):
+        return error
+    number = errno.EACCES if _UNUSABLE.search(error.message) else errno.ENOENT
+    return error.explained(f"{os.strerror(number)} (os error {number})")
 
 
 def _remembers_long(version: str) -> bool:
@@ -438,6 +449,7 @@ class RemoteProcesses:
         )
         from exec_server.protocol.files import GET_METADATA, GetMetadataParams
 
+        error = _with_number(error)
         text = f"cannot start {name}: {error.message}"
         if isinstance(error, InternalError) and error.message.endswith(_ENOTDIR):
             path = await self._not_a_directory(params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from contextlib import AsyncExitStack
 from typing import Any
@@ -128,7 +129,7 @@ def test_a_line_for_each_port(
 
 
 def test_ports_that_cannot_be_opened() -> None:
-    in_use = OSError(98, "Address already in use")
+    in_use = OSError(errno.EADDRINUSE, "error while attempting to bind on address")
     with pytest.raises(CommandError, match=r"127\.0\.0\.1:80: Address already in use\n.* 0:80\."):
         _open(port._forward, Forwarding(80, None, 80), in_use)
     refused = InternalError("cannot listen on port 80: Address in use (os error 98)")

@@ -23,6 +23,7 @@ def test_a_target_alone_is_an_operand_where_no_path_is_needed() -> None:
         ("", "`` is a local path"),
         ("..", "`..` is a local path"),
         ("build:", "`build:` names no file; write build:PATH"),
+        ("a.md", "`a.md` names no file; write a.md:PATH, or TARGET:a.md if it is a file"),
         ("ws://h:1/etc", "write ws://h:1:/etc"),
         (":", "`:` names no file; write :PATH"),
     ],
