@@ -179,6 +179,25 @@ def test_a_late_command_of_a_server_that_does_not_answer(kind: str) -> None:
         )
 
 
+def test_a_terminated_client_of_a_server_that_does_not_answer() -> None:
+    with start_server("ours") as server:
+        words = ("exec", server.url, "--", "sh", "-c", "echo begun; sleep 1000")
+        with start_client(*words) as client:
+            assert client.stdout is not None
+            assert client.stdout.readline() == b"begun\n"
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                client.send_signal(signal.SIGTERM)
+                stderr = client.communicate(timeout=scaled(20))[1]
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+        assert client.returncode == 128 + signal.SIGTERM
+        assert stderr == (
+            b"exec-server: the server has not confirmed SIGTERM\n"
+            b"exec-server: the command may still run, because the server did not report its end\n"
+        )
+
+
 def test_a_command_that_has_exited_is_not_late(there: ClientTarget) -> None:
     """Its child keeps the output open beyond the time limit."""
     words = ("exec", "--timeout", "0.3", there.url, "--", "sh", "-c")

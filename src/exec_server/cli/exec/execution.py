@@ -147,7 +147,10 @@ class _StreamCopy:
     async def _copy_streams(self, process: Process, *, tty: bool, has_input: bool) -> _Outcome:
         async with asyncio.TaskGroup() as tasks:
             signals = SignalForwarder(
-                process, self._terminal, tasks, lambda code: self._finish(_Outcome(code))
+                process,
+                self._terminal,
+                tasks,
+                lambda code, text: self._finish(_Outcome(code, text=text)),
             )
             self._suspend = signals.suspend
             self._install(signals)
@@ -294,23 +297,25 @@ class _Execution(_StreamCopy):
                     environment.session.post(TERMINATE, TerminateParams(process.id))
                 return outcome.code
             is_killed = await self._kill(process)
-            if self._is_late:
-                self._print_late(is_killed=is_killed)
+            if self._is_late or not is_killed:
+                self._print_end(is_killed=is_killed)
             if not is_killed:
                 # The server is unreachable: do not wait for it once more.
                 environment.session.is_silent = True
                 await environment.session.close()
             return outcome.code
 
-    def _print_late(self, *, is_killed: bool) -> None:
+    def _print_end(self, *, is_killed: bool) -> None:
+        """Tell what became of a command that has not ended by itself."""
+        unknown = "may still run, because the server did not report its end"
+        if not self._is_late:
+            print_status(f"the command {unknown}")
+            return
         limit = f"{self._arguments.timeout:g} s"
         if is_killed:
             print_status(f"the command was killed after {limit}")
         else:
-            print_status(
-                f"the command did not end within {limit}; it may still run, because the server "
-                "did not report its end"
-            )
+            print_status(f"the command did not end within {limit}; it {unknown}")
 
     def _install(self, signals: SignalForwarder) -> None:
         signals.install()

@@ -1,6 +1,7 @@
 """The user's side of a remote command: terminal modes, typed escapes, forwarded signals.
 
-A second SIGINT within two seconds ends the client, and so does SIGHUP after a grace period.
+A second SIGINT within two seconds ends the client, and so does SIGHUP after a grace period, or a
+signal that ends programs and whose receipt the server does not confirm in time.
 Stopping the client also stops the command, unless the command has a terminal of its own.
 """
 
@@ -47,6 +48,9 @@ _PRIVATE_MODE: Final = re.compile(rb"\x1b\[\?([0-9;]{1,48})([hl])")
 DOUBLE_INTERRUPT_SECONDS: Final = 2.0
 # Time for the command to react to SIGHUP before it is terminated.
 HANGUP_GRACE_SECONDS: Final = 5.0
+# Time for the server to confirm a signal that ends programs. Without a connection it cannot, and
+# whoever has sent the signal does not wait for the hours in which it may come back.
+CONFIRMATION_SECONDS: Final = 5.0
 # Time for the server to stop the command before the client stops alone.
 STOP_TIMEOUT_SECONDS: Final = 1.0
 # Signals sent to a server that has not yet answered. Further ones are dropped: more would only
@@ -57,6 +61,7 @@ FORWARDED: Final = (
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
 _FATAL: Final = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+_ENDING: Final = _FATAL | {signal.SIGINT}
 
 
 def raw_modes(modes: _Modes) -> _Modes:
@@ -291,14 +296,14 @@ class ScreenModes:
 
 
 class SignalForwarder:
-    """Forwards signals while it is installed; calls `abort` with the exit code to end with."""
+    """Forwards signals while it is installed; `abort` gets the exit code to end with, and a reason."""
 
     def __init__(
         self,
         process: Process,
         terminal: Terminal | None,
         tasks: asyncio.TaskGroup,
-        abort: Callable[[int], None],
+        abort: Callable[[int, str], None],
     ) -> None:
         self._process = process
         self._terminal = terminal
@@ -348,13 +353,21 @@ class SignalForwarder:
             now = time.monotonic()
             elapsed, self._last_interrupt = now - self._last_interrupt, now
             if elapsed < DOUBLE_INTERRUPT_SECONDS:
-                self._abort(128 + number)
+                self._abort(128 + number, "")
                 return
         if number == signal.SIGHUP and self._hangup_timer is None:
             self._hangup_timer = self._loop.call_later(
-                HANGUP_GRACE_SECONDS, self._abort, 128 + number
+                HANGUP_GRACE_SECONDS, self._abort, 128 + number, ""
             )
-        self._start_task(lambda: self._send(number))
+        send = self._send_ending if number in _ENDING else self._send
+        self._start_task(lambda: send(number))
+
+    async def _send_ending(self, number: signal.Signals) -> None:
+        try:
+            async with asyncio.timeout(CONFIRMATION_SECONDS):
+                await self._send(number)
+        except TimeoutError:
+            self._abort(128 + number, f"the server has not confirmed {number.name}")
 
     async def _send(self, number: signal.Signals) -> None:
         try:

@@ -41,8 +41,12 @@ class _Process:
 def _try(body: Callable[[SignalForwarder, _Process, list[int]], Any], **options: bool) -> None:
     async def main() -> None:
         process, codes = _Process(**options), list[int]()
+
+        def abort(code: int, text: str) -> None:
+            codes.append(code)
+
         async with asyncio.TaskGroup() as tasks:
-            forwarder = SignalForwarder(cast(Process, process), None, tasks, codes.append)
+            forwarder = SignalForwarder(cast(Process, process), None, tasks, abort)
             await body(forwarder, process, codes)
             forwarder.remove()
 
@@ -93,6 +97,23 @@ def test_a_hangup_ends_the_client_after_a_grace_period(monkeypatch: pytest.Monke
         while not codes:
             await asyncio.sleep(0.001)
         assert (process.received, codes) == (["HUP"], [129])
+
+    _try(body)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_that_no_server_confirms_ends_the_client(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(terminal, "CONFIRMATION_SECONDS", 0.01)
+
+    async def body(forwarder: SignalForwarder, process: _Process, codes: list[int]) -> None:
+        process.may_answer.clear()
+        forwarder._forward(signal.SIGUSR1)
+        forwarder._forward(number)
+        while not codes:
+            await asyncio.sleep(0.001)
+        assert codes == [128 + number]
 
     _try(body)
 
