@@ -296,7 +296,7 @@ class ScreenModes:
 
 
 class SignalForwarder:
-    """Forwards signals while it is installed; `abort` gets the exit code to end with, and a reason."""
+    """Forwards signals while it is installed; `abort` gets the exit code of the end, and a reason."""
 
     def __init__(
         self,
