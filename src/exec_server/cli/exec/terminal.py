@@ -296,7 +296,7 @@ class ScreenModes:
 
 
 class SignalForwarder:
-    """Forwards signals while it is installed; `abort` gets the exit code of the end, and a reason."""
+    """Forwards signals while it is installed; `abort` gets an exit code and a reason, or none."""
 
     def __init__(
         self,
