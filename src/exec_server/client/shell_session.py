@@ -7,13 +7,14 @@ which PROMPT_COMMAND and traps (DEBUG, ERR) print for the lines of the session. 
 and 8 as stdout and stderr. It reads them from stdin:
 
     command eval 'TEXT' </dev/null >&7 2>&8 7>&- 8>&-      restored afterwards, whatever TEXT does
-    { command printf '\\n%s-%s:%d:\\n' FIRST SECOND "$?" >&7; … }      the mark, on each stream
+    { command printf '%s-%s:%d:\\n' FIRST SECOND "$?" >&7; … }      the mark, on each stream
 
-The output up to the mark is that of the command. FIRST and SECOND are random words that are joined
-by printf alone, so no command can print the mark: not one that guesses, and not one that shows the
-commands of its shell. One that reads the input of its shell can, and spoils results of its own
-session. TEXT is one word, however many lines it has. `command` keeps a syntax error
-from ending dash. The redirections belong to `eval`, because a group with them would trace it.
+The output up to the mark is that of the command. A mark is one line, wherever it begins: bash
+writes each line apart, and background jobs would print between two. FIRST and SECOND are random
+words that are joined by printf alone, so no command can print the mark: not one that guesses, and
+not one that shows the commands of its shell. One that reads the input of its shell can, and spoils
+results of its own session. TEXT is one word, however many lines it has. `command` keeps a syntax
+error from ending dash. The redirections belong to `eval`, because a group with them would trace it.
 
 After SIGINT bash goes on with the mark, but dash has discarded it. So another one is sent after
 each SIGINT by a timeout, and at growing intervals while a command runs, because it can send SIGINT
@@ -304,9 +305,9 @@ class _MarkedOutput:
         """The text that lets the shell print a new mark, which is the last one from now on."""
         first, second = uuid.uuid4().hex.encode(), uuid.uuid4().hex.encode()
         self._marks.append(first + b"-" + second)
-        self._pattern = re.compile(rb"\n(%b):(\d{1,3}):\n" % b"|".join(self._marks))
+        self._pattern = re.compile(rb"(%b):(\d{1,3}):\n" % b"|".join(self._marks))
         self._marked.clear()
-        text = b"command printf '\\n%%s-%%s:%%d:\\n' %b %b" % (first, second)
+        text = b"command printf '%%s-%%s:%%d:\\n' %b %b" % (first, second)
         mark = b'%b "$?" >&7' % text
         if len(self._left) > 1:
             mark += b"; %b 0 >&8" % text
