@@ -130,7 +130,7 @@ def test_output_ends_at_the_mark_and_the_rest_is_that_of_the_next_command() -> N
     redirections = b" </dev/null >&7 2>&8 7>&- 8>&-\n"
     assert b"""command eval 'it'"'"'s'""" + redirections in process.commands[0]
     assert first.argv == ("sh", "-c", "it's")
-    assert b"(command exit 3) || command eval next" + redirections in process.commands[1]
+    assert rb"(\command exit 3) || \command eval next" + redirections in process.commands[1]
     assert process.closed == 1
 
 
