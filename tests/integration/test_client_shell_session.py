@@ -42,8 +42,13 @@ def test_state_stays(there: ClientTarget, program: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", SHELLS)
-@pytest.mark.parametrize("definition", ["exit() { :; }", "alias exit=true"])
-def test_another_exit_skips_no_command(there: ClientTarget, program: str, definition: str) -> None:
+@pytest.mark.parametrize(
+    "definition",
+    ["exit() { :; }", "alias exit=true command=echo eval=echo printf=echo", "alias command=sudo"],
+)
+def test_other_meanings_of_words_skip_no_command(
+    there: ClientTarget, program: str, definition: str
+) -> None:
     async def scene(env: Environment) -> None:
         async with env.shell_session(program=program) as shell:
             await shell.run("x=3")

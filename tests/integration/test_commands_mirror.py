@@ -68,6 +68,27 @@ def test_a_mirror(there: ClientTarget, project: Path, tmp_path: Path, way: str) 
     assert "copy " not in dry.stdout.decode().replace(f"copy    {target}/b/link\n", "")
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mirror_follows_no_link(there: ClientTarget, tmp_path: Path, way: str) -> None:
+    write_files(tmp_path, {"a/f": "new", "a/g": "same", "a/none": "x", "a/d/e": "e"})
+    write_files(tmp_path, {"outside/f": "old", "outside/g": "same", "b/h": ""})
+    for name, place in (("f", "f"), ("g", "g"), ("none", "nowhere"), ("d", "")):
+        (tmp_path / "b" / name).symlink_to(f"../outside/{place}")
+    source, target = (make(there.url, str(tmp_path)) for make in WAYS[way])
+    words = ["--checksum", "--delete", f"{source}/a/.", f"{target}/b"]
+    dry = run_client("cp", "-n", *words)
+    lines = dry.stdout.decode().replace("/./", "/").replace(f"{target}/b/", "").splitlines()
+    assert {tuple(line.split()) for line in lines} == {
+        *(("delete", name) for name in ("d", "f", "g", "h", "none")),
+        *(("copy", name) for name in ("d/e", "f", "g", "none")),
+    }
+    done = run_client("cp", *words)
+    assert (done.returncode, stderr_text(done)) == (0, "")
+    assert tree(tmp_path / "a") == tree(tmp_path / "b")
+    assert set(tree(tmp_path / "outside")) == {"f", "g"}
+    assert (tmp_path / "outside/f").read_text() == "old"
+
+
 def test_between_targets(ours: ClientTarget, project: Path, tmp_path: Path) -> None:
     with start_server("ours") as other:
         words = ["--sync", "--delete", "--exclude", "n/", "--exclude", ".git"]

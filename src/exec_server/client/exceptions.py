@@ -350,7 +350,10 @@ class CommandDenied(CommandFailed, SandboxDenied):
 
 
 def denial_account(denial: Denial | None, text: str = "") -> str:
-    """The path, unless the text has it, and the rule of a denial, as far as they are known."""
+    """The path, unless the text has it, and the rule of a denial, as far as they are known.
+
+    In one line: the output of the command may be the source of the path.
+    """
     if denial is None:
         return ""
     known = [
@@ -365,7 +368,7 @@ def _known(denial: Denial, text: str) -> str:
     place = f"{denial.operation or 'access'} {denial.path}" if has_path else None
     if not has_path and denial.rule is None and denial.operation is not None and not text:
         place = f"a {denial.operation}"
-    return ": ".join(part for part in (place, denial.rule) if part)
+    return ": ".join(printable(part) for part in (place, denial.rule) if part)
 
 
 def _end_of(stderr: bytes) -> str:

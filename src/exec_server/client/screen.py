@@ -170,12 +170,14 @@ class Renderer:
     def _start_of_work(self, text: str) -> int:
         """The place from which the rest of the text is no more than WORK_CELLS of work."""
         rows, columns = self._size
-        if len(text) * rows * max(rows, columns) < 2 * WORK_CELLS:
+        is_inserting = _INSERTING in self._shown.mode
+        most = rows * max(rows, columns) * (columns if is_inserting or "h" in text else 1)
+        if len(text) * most < 2 * WORK_CELLS:
             return 0  # even if all of it were sequences of two characters that clear the screen
         work, places = 0, [(0, 0)]
-        is_inserting = _INSERTING in self._shown.mode
         for token in _TOKEN.finditer(text):
-            work += self._work(token) * (columns if is_inserting and token["text"] else 1)
+            is_drawn = token["text"] or token["final"] == "b"
+            work += self._work(token) * (columns if is_inserting and is_drawn else 1)
             is_inserting = is_inserting or token["final"] == "h"
             if work - places[-1][1] >= WORK_CELLS // 16:
                 places.append((token.end(), work))
@@ -185,7 +187,9 @@ class Renderer:
         rows, columns = self._size
         kind = token.lastgroup
         if kind == "text":
-            return len(token[0]) if token[0].isascii() else 2 * len(token[0])
+            # A line that is full is followed by another one, which may move all of them.
+            cells = len(token[0]) if token[0].isascii() else 2 * len(token[0])
+            return cells * (1 + rows // columns)
         if kind == "control":
             if token[0] == "\t":
                 return 1 + columns // 64  # pyte sorts the tab stops, one for each column at most
@@ -200,7 +204,7 @@ class Renderer:
         if final in "ST":
             return rows * _numbers(token["params"], 1, rows)[0]
         if final == "b":
-            return _numbers(token["params"], 1, rows * columns)[0]
+            return _numbers(token["params"], 1, rows * columns)[0] * (1 + rows // columns)
         return rows * columns if final == "J" else columns if final in _LINE_WORK else 1
 
     def _take(self, token: re.Match[str]) -> None:

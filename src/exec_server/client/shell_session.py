@@ -6,14 +6,16 @@ is /dev/null, which hides prompts, traces and reports of jobs, and so is the std
 which PROMPT_COMMAND and traps (DEBUG, ERR) print for the lines of the session. Its commands have 7
 and 8 as stdout and stderr. It reads them from stdin:
 
-    command eval 'TEXT' </dev/null >&7 2>&8 7>&- 8>&-      restored afterwards, whatever TEXT does
-    { command printf '\\n%s-%s:%d:\\n' FIRST SECOND "$?" >&7; … }      the mark, on each stream
+    \\command eval 'TEXT' </dev/null >&7 2>&8 7>&- 8>&-     restored afterwards, whatever TEXT does
+    { \\command printf '%s-%s:%d:\\n' FIRST SECOND "$?" >&7; … }      the mark, on each stream
 
-The output up to the mark is that of the command. FIRST and SECOND are random words that are joined
-by printf alone, so no command can print the mark: not one that guesses, and not one that shows the
-commands of its shell. One that reads the input of its shell can, and spoils results of its own
-session. TEXT is one word, however many lines it has. `command` keeps a syntax error
-from ending dash. The redirections belong to `eval`, because a group with them would trace it.
+The output up to the mark is that of the command. A mark is one line, wherever it begins: bash
+writes each line apart, and background jobs would print between two. FIRST and SECOND are random
+words that are joined by printf alone, so no command can print the mark: not one that guesses, and
+not one that shows the commands of its shell. One that reads the input of its shell can, and spoils
+results of its own session. TEXT is one word, however many lines it has. `command` keeps a syntax
+error from ending dash, and the backslash keeps it from being an alias. The redirections belong to
+`eval`, because a group with them would trace it.
 
 After SIGINT bash goes on with the mark, but dash has discarded it. So another one is sent after
 each SIGINT by a timeout, and at growing intervals while a command runs, because it can send SIGINT
@@ -305,9 +307,9 @@ class _MarkedOutput:
         """The text that lets the shell print a new mark, which is the last one from now on."""
         first, second = uuid.uuid4().hex.encode(), uuid.uuid4().hex.encode()
         self._marks.append(first + b"-" + second)
-        self._pattern = re.compile(rb"\n(%b):(\d{1,3}):\n" % b"|".join(self._marks))
+        self._pattern = re.compile(rb"(%b):(\d{1,3}):\n" % b"|".join(self._marks))
         self._marked.clear()
-        text = b"command printf '\\n%%s-%%s:%%d:\\n' %b %b" % (first, second)
+        text = b"\\command printf '%%s-%%s:%%d:\\n' %b %b" % (first, second)
         mark = b'%b "$?" >&7' % text
         if len(self._left) > 1:
             mark += b"; %b 0 >&8" % text
@@ -361,8 +363,8 @@ def _without_complaints(data: bytes) -> bytes:
 def _command_line(command: str, last_code: int) -> bytes:
     """A line for the shell that runs the command; its `$?` begins with the last exit code."""
     # Not a bare `exit`: a command may have defined a function or an alias of that name.
-    before = f"(command exit {last_code}) || " if last_code else ""
-    text = f"{before}command eval {shlex.quote(command)} </dev/null >&7 2>&8 7>&- 8>&-\n"
+    before = f"(\\command exit {last_code}) || " if last_code else ""
+    text = f"{before}\\command eval {shlex.quote(command)} </dev/null >&7 2>&8 7>&- 8>&-\n"
     return encoded(text)
 
 

@@ -80,6 +80,10 @@ EITHER = msgspec.structs.replace(
         (SandboxDenied("/etc/x: no (os error 13)", DENIAL), "/etc/x: no (read /)"),
         (SandboxDenied("a to b: no", DENIAL), "a to b: no (write /etc/x: read /)"),
         (SandboxDenied("no", Denial(None, "/x", None, None)), "no (access /x)"),
+        (
+            SandboxDenied("no", Denial(None, "/x\ny\x1b", None, "a\nb")),
+            r"no (access /x\ny\x1b: a\nb)",
+        ),
         (SandboxDenied("no (os error 1)", Denial(None, None, None, None)), "no (os error 1)"),
         (
             CommandDenied(_failed(b"", DENIAL)),

@@ -147,6 +147,23 @@ def test_tab_stops_are_work(monkeypatch: pytest.MonkeyPatch) -> None:
         assert show(b"\t" * 5000, (4, columns)).is_complete is is_complete
 
 
+@pytest.mark.parametrize(
+    ("flood", "size"),
+    [
+        (b"\x1b[9999b", (200, 1)),  # each character moves all lines
+        (b"x" * 1000, (200, 1)),
+        (b"\x1b[4h\x1b[H\x1b[9999b", (20, 200)),  # each one moves the rest of its line
+        (b"\x1b[0;4h\x1b[9999b", (1, 200)),
+    ],
+)
+def test_characters_that_move_others_are_work(
+    flood: bytes, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screen_module, "WORK_CELLS", 10_000)
+    assert not show(flood, size).is_complete
+    assert show(b"\x1b[4l" + b"x" * size[1], size).is_complete
+
+
 def test_sequences_without_an_end_are_dropped() -> None:
     terminal = Renderer(*SIZE)
     for start in ("\x1b]0;", "\x1bP", "\x1b["):

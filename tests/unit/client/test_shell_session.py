@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
+import socket
+import subprocess
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -50,7 +53,7 @@ class FakeProcess:
             raise self.failure
         words = re.search(rb"(\w{32}) (\w{32})", data)
         assert words is not None
-        mark = b"\n%b-%b:" % words.groups()
+        mark = b"%b-%b:" % words.groups()
         if not self.is_shell:
             return
         if b"unset HISTFILE" in data:
@@ -127,7 +130,7 @@ def test_output_ends_at_the_mark_and_the_rest_is_that_of_the_next_command() -> N
     redirections = b" </dev/null >&7 2>&8 7>&- 8>&-\n"
     assert b"""command eval 'it'"'"'s'""" + redirections in process.commands[0]
     assert first.argv == ("sh", "-c", "it's")
-    assert b"(command exit 3) || command eval next" + redirections in process.commands[1]
+    assert rb"(\command exit 3) || \command eval next" + redirections in process.commands[1]
     assert process.closed == 1
 
 
@@ -139,8 +142,8 @@ def test_output_is_bounded_and_losses_are_counted() -> None:
 
 
 def test_a_mark_of_another_command_is_output() -> None:
-    (done,) = run(FakeProcess(lambda mark: [b"\nab-cd:0:\n" + mark + b"1:\n"]), "command")
-    assert parts(done) == (b"\nab-cd:0:\n", 1, False)
+    (done,) = run(FakeProcess(lambda mark: [b"ab-cd:0:\n" + mark + b"1:\n"]), "command")
+    assert parts(done) == (b"ab-cd:0:\n", 1, False)
 
 
 def test_a_mark_with_more_than_an_exit_code_is_output() -> None:
@@ -325,13 +328,31 @@ def test_what_is_left_of_a_stream_that_has_its_mark_is_bounded(
     output = _MarkedOutput(left, CollectedOutput(100))
     words = re.search(rb"(\w{32}) (\w{32})", output.next_mark())
     assert words is not None
-    mark = b"\n%b-%b:2:\n" % words.groups()
+    mark = b"%b-%b:2:\n" % words.groups()
     output.add(Chunk("stdout", b"out" + mark + b"background"))
     assert not output.is_over
     output.add(Chunk("stderr", b"err" + mark))
     assert (output.is_over, output.exit_code, output.lost_bytes) == (True, 2, 6)
     assert (output.collected.stdout, output.collected.stderr) == (b"out", b"err")
     assert left.streams == {"stdout": b"ound", "stderr": b""}
+
+
+@pytest.mark.parametrize("program", ["sh", "bash", "dash", "zsh", "ksh", "busybox"])
+def test_a_shell_prints_a_mark_at_once(program: str) -> None:
+    """Otherwise a background job may print in the middle of it."""
+    if shutil.which(program) is None:
+        pytest.skip("not installed")
+    output = _MarkedOutput(_Left(("stdout", "stderr")), CollectedOutput(100))
+    text = b"exec 7>&1 8>&2\n(exit 7)\n" + output.next_mark()
+    words = ["busybox", "sh"] if program == "busybox" else [program]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # one message per write
+    printed = theirs.fileno()
+    with ours, theirs:
+        subprocess.run(words, input=text, stdout=printed, stderr=printed, check=True)
+        output.add(Chunk("stdout", ours.recv(1000)))
+        output.add(Chunk("stderr", ours.recv(1000)))
+    assert (output.is_over, output.exit_code) == (True, 7)
+    assert (output.collected.stdout, output.collected.stderr) == (b"", b"")
 
 
 def test_bash_reads_no_start_files() -> None:

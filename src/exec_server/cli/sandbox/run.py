@@ -17,7 +17,7 @@ from typing import Final, Literal
 from exec_server.cli.errors import UsageError
 from exec_server.cli.start_options import needs_surroundings, read_policy, with_surroundings
 from exec_server.cli.streams import denial_lines, write_all
-from exec_server.errors import RpcError, os_error_text
+from exec_server.errors import RpcError, os_error_text, printable
 from exec_server.host import libc
 from exec_server.host.interpreter import REGISTRY_NAMES, STRIPPED_NAMES
 from exec_server.process import descendants, tags
@@ -333,5 +333,6 @@ def describe_denial(denials: CommandDenials, policy: Policy, code: int, stderr: 
     if denial.rule is None and not denial.candidates:
         if code == EXIT_CANNOT_EXECUTE:
             return ""  # the program does not exist, with or without the sandbox
-        return f"{_PREFIX}: no rule of the policy explains this error: {denial.text}\n"
-    return "".join(f"{_PREFIX}: {line}\n" for line in denial_lines(denial))
+        line = printable(denial.text or "")
+        return f"{_PREFIX}: no rule of the policy explains this error: {line}\n"
+    return "".join(f"{_PREFIX}: {printable(line)}\n" for line in denial_lines(denial))

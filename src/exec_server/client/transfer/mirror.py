@@ -54,19 +54,28 @@ class Extra(NamedTuple):
 def extra_entries(
     source: Iterable[Item], existing: Iterable[Item], kept: Collection[str], excluded: list[str]
 ) -> Extra:
-    """Compare two trees, both from the top down; paths in `kept` are not deleted."""
-    is_directory = {item.path: item.kind == "d" for item in source}
+    """Compare two trees, both from the top down; paths in `kept` are not deleted.
+
+    A link is in the way of a file, which the server would write through it.
+    """
+    kinds = {item.path: item.kind for item in source}
     obstacles: set[str] = set()
     in_the_way: list[Item] = []
     others: list[Item] = []
     for item in existing:
-        if not item.path or is_directory.get(item.path) == (item.kind == "d"):
+        kind = kinds.get(item.path)
+        if not item.path or (kind is not None and not _is_obstacle(item.kind, kind)):
             continue
-        if item.path in is_directory or posixpath.dirname(item.path) in obstacles:
+        if kind is not None or posixpath.dirname(item.path) in obstacles:
             obstacles.add(item.path)
         if item.path not in kept:
             (in_the_way if item.path in obstacles else others).append(item)
     return Extra(_deepest_first(in_the_way), _deepest_first(others), excluded)
+
+
+def _is_obstacle(existing: str, kind: str) -> bool:
+    """Whether an entry of the second kind cannot take the place of one of the first."""
+    return (existing == "d") != (kind == "d") or (existing, kind) == ("l", "f")
 
 
 def _deepest_first(items: list[Item]) -> list[Item]:

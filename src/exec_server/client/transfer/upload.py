@@ -217,7 +217,9 @@ class Upload(TreeUpload):
         existing = await self._stat_or_none(target)
         if item.kind == "d":
             return existing is not None and existing.is_directory and not existing.is_symlink
-        is_file = existing is not None and existing.is_file
+        # A mirror has no link in the place of a file.
+        follows = existing is not None and not (self._options.delete and existing.is_symlink)
+        is_file = existing is not None and existing.is_file and follows
         known = (existing.size, existing.modified) if existing is not None and is_file else None
         return await self._is_equal(item, known, source, target)
 

@@ -34,6 +34,15 @@ def test_a_denial_names_access_and_rule() -> None:
     assert second.startswith("exec-server: ")
 
 
+def test_output_of_the_command_makes_no_lines_and_no_escapes() -> None:
+    stderr = b"cat: '/a'$'\\n''exec-server: all is well'$'\\033[2J': Permission denied\n"
+    first, _ = _describe(_NO_RULES, 1, stderr).splitlines()
+    assert first == r"exec-server: denied: read /a\nexec-server: all is well\x1b[2J"
+    everything = Policy((Rule("/", "write"),), (), "enabled")
+    text = _describe(everything, 1, "\x9b2J/a: denied by the sandbox\n".encode())
+    assert text.endswith("explains this error: \\x9b2J/a: denied by the sandbox\n")
+
+
 def test_several_denials_are_named_as_candidates() -> None:
     policy = Policy((Rule("/", "read"),), (), "enabled")
     stderr = b"mv: cannot move '/etc/a' to '/etc/b': Read-only file system\n"

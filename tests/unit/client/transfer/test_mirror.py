@@ -44,6 +44,12 @@ def test_what_is_of_another_kind_is_in_the_way() -> None:
     )
 
 
+def test_a_link_is_in_the_way_of_what_would_be_written_through_it() -> None:
+    links = [Item(name, "l", None, 1, "1", "elsewhere") for name in ("a", "b", "c")]
+    source = [*items("a", "b/"), Item("c", "l", None, 1, "1", "x")]
+    assert compared(source, [*items(), *links]) == (["a", "b"], [])
+
+
 def test_the_root_directory_is_refused() -> None:
     check_not_root("/srv", "x")
     with pytest.raises(InvalidRequest, match="x: nothing is deleted in the root directory"):
