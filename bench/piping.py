@@ -13,7 +13,7 @@ from bench.servers import Server
 
 PIPED_BYTES = 200 << 20
 KINDS = ("ws", "unix")
-_ROUNDS = 3
+_ROUNDS = 7
 # What runs there, and whether it gets input.
 _DIRECTIONS = {
     "up": ("cat >/dev/null", True),
