@@ -3,14 +3,13 @@
 # umlauts, a language, a zone, proxies, a home that cannot be written, settings of other programs,
 # closed stdin, ignored signals, few descriptors, private files.
 # usage: scripts/hostile.sh COMMAND...
-blanks="${TMPDIR:-/tmp}/a folder with blanks of $(id -u)"   # others have their own
-mkdir -p "$blanks"
+blanks=$(mktemp -d "${TMPDIR:-/tmp}/a folder with blanks.XXXXXX") || exit 1
 umask 077
 ulimit -Sn 256
 trap "" HUP INT TERM PIPE CHLD USR1
 exec <&-
 unset TERM USER LOGNAME
-exec env TMPDIR="$blanks" \
+env TMPDIR="$blanks" \
     COLUMNS=140 LINES=7 FORCE_COLOR=1 NO_COLOR=1 \
     LC_ALL=POSIX LANG=de_DE LANGUAGE=de PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 TZ=Pacific/Apia \
     PYTHONWARNINGS=error PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
@@ -25,3 +24,6 @@ exec env TMPDIR="$blanks" \
     MAKEFLAGS=w MAKELEVEL=3 CDPATH=/ GREP_OPTIONS=-v POSIXLY_CORRECT=1 \
     GIT_DIR=/nonexistent GIT_CONFIG_GLOBAL=/nonexistent \
     "$@"
+status=$?
+rm -rf "$blanks"
+exit $status
