@@ -6,10 +6,10 @@
 blanks=$(mktemp -d "${TMPDIR:-/tmp}/a folder with blanks.XXXXXX") || exit 1
 umask 077
 ulimit -Sn 256
-trap "" HUP INT TERM PIPE CHLD USR1
+trap "" HUP INT TERM PIPE USR1   # dash does not ignore CHLD
 exec <&-
 unset TERM USER LOGNAME
-env TMPDIR="$blanks" \
+env --ignore-signal=CHLD TMPDIR="$blanks" \
     COLUMNS=140 LINES=7 FORCE_COLOR=1 NO_COLOR=1 \
     LC_ALL=POSIX LANG=de_DE LANGUAGE=de PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 TZ=Pacific/Apia \
     PYTHONWARNINGS=error PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
