@@ -12,6 +12,7 @@ import select
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
@@ -212,13 +213,14 @@ class OutputWriter:
         with describe_stdout_errors():
             await self.write(descriptor, data)
 
-    async def write_output(self, process: Process, inspect: Callable[[bytes], None] | None) -> None:
-        """Write the output of a command until its end; `inspect` is called with it before."""
+    async def write_output(
+        self, process: Process, inspect: Callable[[bytes], AbstractContextManager[None]] | None
+    ) -> None:
+        """Write the output of a command until its end, within what `inspect` returns for it."""
         while chunks := await process.read_some():
             for descriptor, data in by_descriptor((chunk.stream, chunk.data) for chunk in chunks):
-                if inspect is not None:
-                    inspect(data)
-                await self.write(descriptor, data)
+                with contextlib.nullcontext() if inspect is None else inspect(data):
+                    await self.write(descriptor, data)
 
 
 def by_descriptor(chunks: Iterable[tuple[str, bytes]]) -> Iterator[tuple[int, bytes]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -125,11 +127,18 @@ def test_chunks_of_one_stream_are_written_at_once(monkeypatch: pytest.MonkeyPatc
         async def write(descriptor: int, data: bytes) -> None:
             calls.append((descriptor, data))
 
+        @contextlib.contextmanager
+        def inspect(data: bytes) -> Iterator[None]:
+            calls.append(data)
+            yield
+            calls.append("written")
+
         monkeypatch.setattr(writer, "write", write)
-        await writer.write_output(process, calls.append)
+        await writer.write_output(process, inspect)
 
     asyncio.run(main())
-    assert calls == [b"ab", (1, b"ab"), b"c", (2, b"c"), b"d", (1, b"d")]
+    pieces = ((1, b"ab"), (2, b"c"), (1, b"d"))
+    assert calls == [each for piece in pieces for each in (piece[1], piece, "written")]
 
 
 def test_a_descriptor_that_does_not_block_is_written_whole(pipe: tuple[int, int]) -> None:

@@ -220,12 +220,21 @@ class _StreamCopy:
             text = describe_error(error, self._target)
             self._finish(_Outcome(EXIT_CONNECTION, text=text))
 
-    def _track_screen_modes(self, data: bytes) -> None:
-        """Inspect output before it is written, and keep the restorer process up to date."""
+    @contextlib.contextmanager
+    def _track_screen_modes(self, data: bytes) -> Iterator[None]:
+        """Inspect output that the block writes, and keep the restorer process up to date."""
         before = self._screen.reset_sequence()
         self._screen.feed(data)
-        if self._terminal is not None and (after := self._screen.reset_sequence()) != before:
-            self._terminal.set_reset_sequence(after)
+        while_written = self._tell_restorer(before)
+        yield
+        self._screen.settle()
+        self._tell_restorer(while_written)
+
+    def _tell_restorer(self, before: bytes) -> bytes:
+        sequence = self._screen.reset_sequence()
+        if self._terminal is not None and sequence != before:
+            self._terminal.set_reset_sequence(sequence)
+        return sequence
 
     async def _send_input(self, process: Process) -> None:
         """Send stdin to the command, and what is to follow it."""

@@ -252,15 +252,21 @@ class EscapeParser:
 
 
 class ScreenModes:
-    """Tracks the DEC private modes that a program's output has switched on."""
+    """Tracks the DEC private modes that a program's output has switched on.
+
+    What output switches off may still be on until it was written: until `settle`.
+    """
 
     def __init__(self) -> None:
         self._on: set[int] = set()
+        self._leaving: set[int] = set()
         self._is_cursor_hidden = False
+        self._was_cursor_hidden = False
         self._partial = b""
 
     def feed(self, data: bytes) -> None:
         """Inspect output on its way to the terminal."""
+        self._was_cursor_hidden = self._was_cursor_hidden or self._is_cursor_hidden
         if not self._partial and b"\x1b" not in data:
             return
         data = self._partial + data
@@ -277,8 +283,14 @@ class ScreenModes:
                 self._is_cursor_hidden = not is_on
             elif number in _RESET_MODES and is_on:
                 self._on.add(number)
-            else:
-                self._on.discard(number)
+            elif number in self._on:
+                self._on.remove(number)
+                self._leaving.add(number)
+
+    def settle(self) -> None:
+        """Take what was inspected for written."""
+        self._leaving.clear()
+        self._was_cursor_hidden = False
 
     def reset_sequence(self) -> bytes:
         """Bytes that reset the tracked modes, for a program that can no longer do so itself.
@@ -286,8 +298,8 @@ class ScreenModes:
         They begin with the string terminator: a terminal takes all that follows the beginning of a
         cut-off device control string, such as a query of vim, for a part of it.
         """
-        parts = [b"\x1b[?%dl" % number for number in sorted(self._on, reverse=True)]
-        if self._is_cursor_hidden:
+        parts = [b"\x1b[?%dl" % number for number in sorted(self._on | self._leaving, reverse=True)]
+        if self._is_cursor_hidden or self._was_cursor_hidden:
             parts.append(b"\x1b[?25h")
         if parts:
             parts.insert(0, b"\x1b\\")

@@ -57,6 +57,7 @@ def _reset_sequence(*pieces: bytes) -> bytes:
     modes = ScreenModes()
     for piece in pieces:
         modes.feed(piece)
+        modes.settle()
     return modes.reset_sequence()
 
 
@@ -69,6 +70,16 @@ def test_modes_that_are_on_are_reset() -> None:
 def test_modes_that_are_off_again_are_not_reset() -> None:
     assert _reset_sequence(b"\x1b[?1049h text \x1b[?1049l\x1b[?25l\x1b[?25h") == b""
     assert _reset_sequence(b"plain", b"\x1b[31mred\x1b[0m", b"\x1b[?7h") == b""
+
+
+def test_modes_are_reset_until_the_output_that_switches_them_off_is_written() -> None:
+    modes = ScreenModes()
+    modes.feed(b"\x1b[?1049h\x1b[?25l")
+    modes.settle()
+    modes.feed(b"\x1b[?1049l\x1b[?25h")
+    assert modes.reset_sequence() == b"\x1b\\\x1b[?1049l\x1b[?25h\x1b>\x1b[0m"
+    modes.settle()
+    assert modes.reset_sequence() == b""
 
 
 @pytest.mark.parametrize("at", range(1, 8))
