@@ -22,7 +22,7 @@ async def made(anyio_backend: str) -> AsyncIterator[list[ExecServerWorkspace]]:
     workspaces: list[ExecServerWorkspace] = []
     yield workspaces
     for workspace in workspaces:
-        await workspace.close()
+        await workspace.destroy()  # the directory, too
 
 
 class TestWorkspace(WorkspaceBackendSuite):
