@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from pydantic_ai.workspaces import WorkspaceRef
+from pydantic_ai.workspaces import WorkspaceRef, WorkspaceUnavailableError
 from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
 from exec_server.adapters.pydantic_ai import ExecServerWorkspace
@@ -22,7 +23,9 @@ async def made(anyio_backend: str) -> AsyncIterator[list[ExecServerWorkspace]]:
     workspaces: list[ExecServerWorkspace] = []
     yield workspaces
     for workspace in workspaces:
-        await workspace.destroy()  # the directory, too
+        with contextlib.suppress(WorkspaceUnavailableError):  # another one has removed it
+            await workspace.destroy()
+        await workspace.close()
 
 
 class TestWorkspace(WorkspaceBackendSuite):
