@@ -38,11 +38,11 @@ MAX_TYPED_BYTES: Final = 8
 # Bytes kept of an escape sequence cut in two; all sequences searched for are shorter.
 MAX_PARTIAL_BYTES: Final = 64
 # DEC private modes that a shell does not reset after a killed program: cursor keys, mouse and
-# focus reports, alternate screens, bracketed paste.
+# focus reports, the hidden cursor, alternate screens, bracketed paste.
 _RESET_MODES: Final = frozenset(
-    {1, 9, 47, 66, 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 1047, 1049, 2004}
+    {1, 9, 25, 47, 66, 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 1047, 1049, 2004}
 )
-_CURSOR: Final = 25
+_CURSOR: Final = 25  # the only one that shells want to be set
 _PRIVATE_MODE: Final = re.compile(rb"\x1b\[\?([0-9;]{1,48})([hl])")
 # A second Ctrl-C within this time terminates the command.
 DOUBLE_INTERRUPT_SECONDS: Final = 2.0
@@ -252,21 +252,18 @@ class EscapeParser:
 
 
 class ScreenModes:
-    """Tracks the DEC private modes that a program's output has switched on.
+    """Tracks the DEC private modes that a program's output has changed.
 
-    What output switches off may still be on until it was written: until `settle`.
+    What output changes back may still be changed until it was written: until `settle`.
     """
 
     def __init__(self) -> None:
-        self._on: set[int] = set()
+        self._changed: set[int] = set()
         self._leaving: set[int] = set()
-        self._is_cursor_hidden = False
-        self._was_cursor_hidden = False
         self._partial = b""
 
     def feed(self, data: bytes) -> None:
         """Inspect output on its way to the terminal."""
-        self._was_cursor_hidden = self._was_cursor_hidden or self._is_cursor_hidden
         if not self._partial and b"\x1b" not in data:
             return
         data = self._partial + data
@@ -279,18 +276,15 @@ class ScreenModes:
 
     def _set(self, numbers: bytes, *, is_on: bool) -> None:
         for number in (int(text) for text in numbers.split(b";") if text):
-            if number == _CURSOR:
-                self._is_cursor_hidden = not is_on
-            elif number in _RESET_MODES and is_on:
-                self._on.add(number)
-            elif number in self._on:
-                self._on.remove(number)
+            if number in _RESET_MODES and is_on != (number == _CURSOR):
+                self._changed.add(number)
+            elif number in self._changed:
+                self._changed.remove(number)
                 self._leaving.add(number)
 
     def settle(self) -> None:
         """Take what was inspected for written."""
         self._leaving.clear()
-        self._was_cursor_hidden = False
 
     def reset_sequence(self) -> bytes:
         """Bytes that reset the tracked modes, for a program that can no longer do so itself.
@@ -298,9 +292,10 @@ class ScreenModes:
         They begin with the string terminator: a terminal takes all that follows the beginning of a
         cut-off device control string, such as a query of vim, for a part of it.
         """
-        parts = [b"\x1b[?%dl" % number for number in sorted(self._on | self._leaving, reverse=True)]
-        if self._is_cursor_hidden or self._was_cursor_hidden:
-            parts.append(b"\x1b[?25h")
+        parts = [
+            b"\x1b[?%d%c" % (number, b"h" if number == _CURSOR else b"l")
+            for number in sorted(self._changed | self._leaving, reverse=True)
+        ]
         if parts:
             parts.insert(0, b"\x1b\\")
             parts.append(b"\x1b>\x1b[0m")  # numeric keypad, default colours

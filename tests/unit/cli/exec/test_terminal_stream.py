@@ -63,7 +63,7 @@ def _reset_sequence(*pieces: bytes) -> bytes:
 
 def test_modes_that_are_on_are_reset() -> None:
     assert _reset_sequence(b"\x1b[?1049h\x1b[?25l\x1b[?1;2004h") == (
-        b"\x1b\\\x1b[?2004l\x1b[?1049l\x1b[?1l\x1b[?25h\x1b>\x1b[0m"
+        b"\x1b\\\x1b[?2004l\x1b[?1049l\x1b[?25h\x1b[?1l\x1b>\x1b[0m"
     )
 
 
